@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Make .venv with what this host needs: the CUDA extra where an NVIDIA driver answers, else the CPU extra.
+# Does nothing when .venv already matches pyproject.toml and the kernel sources.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=cpu
+if command -v nvidia-smi >/dev/null 2>&1 && timeout 10 nvidia-smi -L >/dev/null 2>&1; then extra=cuda,cpu; fi
+stamp=.venv/.glm53-setup
+want=$( { echo "$extra"; cat pyproject.toml scripts/setup.sh; } | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
+  python=${PYTHON:-}
+  for candidate in python3.11 python3.12 python3.13 python3; do
+    [ -n "$python" ] && break
+    "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && python=$candidate
+  done
+  [ -n "$python" ] || { echo "error: Python 3.11, 3.12 or 3.13 with the venv module is needed (apt install python3-venv)" >&2; exit 2; }
+  echo "setup: $($python --version), extras [$extra,dev] into .venv" >&2
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extra,dev]"
+  echo "$want" > "$stamp"
+fi
+.venv/bin/python -m glm53_kernels.build --if-stale
