@@ -1,0 +1,66 @@
+/* The contract of libglm53_cuda.so. Every pointer is a device address unless it says host. Nothing
+ * here allocates or synchronises; the stream is a cudaStream_t. 0 is success, everything else has
+ * its text in glm53_cuda_last_error(). */
+#pragma once
+#include <stdint.h>
+
+#define GLM53_CUDA_ABI_VERSION 1
+#define GLM53_NUM_COUNTERS 8
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    uint64_t source, destination; /* addresses of one expert record */
+} glm53_copy_job;
+
+/* Where every routed expert lives. A key is layer * experts + expert. */
+typedef struct {
+    uint32_t size; /* sizeof(glm53_residency) */
+    int32_t layers, experts, slots;
+    uint64_t home;         /* record of key k is at home + k * record_bytes (pinned host memory) */
+    uint64_t record_bytes; /* gate, up, down trellis back to back; a multiple of 16 */
+    uint64_t up_offset, down_offset;
+    const uint64_t* tables; /* [layers][3] addresses of exllamav3's int64 pointer tables */
+    int32_t* slot_of;       /* [layers * experts] slot or -1 */
+    int32_t* owner;         /* [slots] key or -1 */
+    uint64_t* slot_address; /* [slots] */
+    uint32_t* referenced;   /* bitset [slots] */
+    uint32_t* locked;       /* bitset [slots]: never a victim */
+    uint32_t* heat;         /* [layers * experts] picks in decode */
+    int32_t* hand;          /* [1] */
+    uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad */
+    glm53_copy_job* jobs;   /* [256] */
+    int32_t* num_jobs;      /* [1] */
+} glm53_residency;
+
+const char* glm53_cuda_last_error(void);
+uint32_t glm53_cuda_abi_version(void);
+uint32_t glm53_cuda_sizeof_residency(void);
+
+/* Decide one decode step of one layer and rewrite the pointer tables: picks [num_picks] int64. */
+int glm53_cache_step(const glm53_residency* state, int32_t layer, const int64_t* picks, int32_t num_picks,
+                     int32_t admit_limit, void* stream);
+/* Move the records that the last cache_step admitted. */
+int glm53_gather(const glm53_residency* state, int32_t blocks, void* stream);
+/* Rewrite the tables of `num_layers` layers from residency; a non-zero entry of
+ * overrides [layers * experts] (may be null) wins over it. */
+int glm53_tables_rebuild(const glm53_residency* state, int32_t first_layer, int32_t num_layers,
+                         const uint64_t* overrides, void* stream);
+/* Empty every slot in [first, first + count); with lock != 0 they stay empty until unlocked. */
+int glm53_slots_evict(const glm53_residency* state, int32_t first, int32_t count, int32_t lock, void* stream);
+/* Make slots [first, first+count) hold keys[count] (device int32, -1 skips): their bytes are already there. */
+int glm53_slots_adopt(const glm53_residency* state, int32_t first, int32_t count, const int32_t* keys, void* stream);
+/* Compare every owned slot with its home record and every table entry with residency; adds what
+ * differs to counters[7]. */
+int glm53_verify(const glm53_residency* state, void* stream);
+
+/* Host memory. `pointer` is page aligned. */
+int glm53_host_register(uint64_t pointer, uint64_t bytes, uint64_t* device_alias);
+int glm53_host_unregister(uint64_t pointer);
+int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void* stream);
+
+#ifdef __cplusplus
+}
+#endif

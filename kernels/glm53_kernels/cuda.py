@@ -1,0 +1,145 @@
+"""Typed access to libglm53_cuda.so: residency kernels, pinned host memory, copies.
+
+Addresses are ints, streams are cudaStream_t as int. Nothing here knows torch. Every failure is a
+CudaKernelError with the library's own text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+ABI_VERSION = 1
+COUNTERS = ("hits", "misses", "admitted", "evictions", "no_victim", "invalid", "steps", "bad")
+MAX_PICKS = 256
+LIBRARY = Path(__file__).parent / "_lib" / "libglm53_cuda.so"
+
+
+class CudaKernelError(RuntimeError):
+    """The CUDA library is missing, of another version, or a call failed."""
+
+
+class ResidencyStruct(ctypes.Structure):
+    """glm53_residency of csrc/cuda/abi_cuda.h, field by field."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("layers", ctypes.c_int32),
+        ("experts", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+        ("home", ctypes.c_uint64),
+        ("record_bytes", ctypes.c_uint64),
+        ("up_offset", ctypes.c_uint64),
+        ("down_offset", ctypes.c_uint64),
+        ("tables", ctypes.c_uint64),
+        ("slot_of", ctypes.c_uint64),
+        ("owner", ctypes.c_uint64),
+        ("slot_address", ctypes.c_uint64),
+        ("referenced", ctypes.c_uint64),
+        ("locked", ctypes.c_uint64),
+        ("heat", ctypes.c_uint64),
+        ("hand", ctypes.c_uint64),
+        ("counters", ctypes.c_uint64),
+        ("jobs", ctypes.c_uint64),
+        ("num_jobs", ctypes.c_uint64),
+    )
+
+
+class CudaKernels:
+    """One loaded libglm53_cuda.so. Methods only enqueue work; none synchronises or allocates."""
+
+    def __init__(self, library: Path = LIBRARY) -> None:
+        try:
+            self._lib = ctypes.CDLL(str(library))
+        except OSError as err:
+            raise CudaKernelError(
+                f"cannot load {library}: {err}. Build it with `make kernels` (needs nvcc)"
+            ) from err
+        self._lib.glm53_cuda_last_error.restype = ctypes.c_char_p
+        found = self._lib.glm53_cuda_abi_version()
+        size = self._lib.glm53_cuda_sizeof_residency()
+        if found != ABI_VERSION or size != ctypes.sizeof(ResidencyStruct):
+            raise CudaKernelError(
+                f"{library} has ABI {found} with a {size}-byte residency, these bindings need "
+                f"{ABI_VERSION} with {ctypes.sizeof(ResidencyStruct)}: run `make kernels`"
+            )
+        pointer, integer, wide = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
+        state = ctypes.POINTER(ResidencyStruct)
+        self._declare("glm53_cache_step", state, integer, pointer, integer, integer, pointer)
+        self._declare("glm53_gather", state, integer, pointer)
+        self._declare("glm53_tables_rebuild", state, integer, integer, pointer, pointer)
+        self._declare("glm53_slots_evict", state, integer, integer, integer, pointer)
+        self._declare("glm53_slots_adopt", state, integer, integer, pointer, pointer)
+        self._declare("glm53_verify", state, pointer)
+        self._declare("glm53_host_register", wide, wide, ctypes.POINTER(wide))
+        self._declare("glm53_host_unregister", wide)
+        self._declare("glm53_copy_async", wide, wide, wide, pointer)
+
+    def _declare(self, name: str, *argument_types: object) -> None:
+        function = getattr(self._lib, name)
+        function.argtypes = argument_types
+        function.restype = ctypes.c_int
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise CudaKernelError(self._lib.glm53_cuda_last_error().decode())
+
+    def cache_step(
+        self,
+        state: ResidencyStruct,
+        layer: int,
+        picks: int,
+        num_picks: int,
+        stream: int,
+        *,
+        admit_limit: int = MAX_PICKS,
+    ) -> None:
+        """Decide one decode step: `picks` is the device address of int64 [num_picks] expert ids."""
+        self._check(self._lib.glm53_cache_step(state, layer, picks, num_picks, admit_limit, stream))
+
+    def gather(self, state: ResidencyStruct, blocks: int, stream: int) -> None:
+        """Copy the records the last cache_step admitted, with `blocks` thread blocks."""
+        self._check(self._lib.glm53_gather(state, blocks, stream))
+
+    def tables_rebuild(
+        self,
+        state: ResidencyStruct,
+        first_layer: int,
+        num_layers: int,
+        overrides: int | None,
+        stream: int,
+    ) -> None:
+        """Rewrite pointer tables from residency; `overrides` is a device uint64 [layers*experts] or None."""
+        self._check(
+            self._lib.glm53_tables_rebuild(state, first_layer, num_layers, overrides, stream)
+        )
+
+    def slots_evict(
+        self, state: ResidencyStruct, first: int, count: int, *, lock: bool, stream: int
+    ) -> None:
+        """Empty slots [first, first+count); locked ones are no victims until evicted with lock=False."""
+        self._check(self._lib.glm53_slots_evict(state, first, count, int(lock), stream))
+
+    def slots_adopt(
+        self, state: ResidencyStruct, first: int, count: int, keys: int, stream: int
+    ) -> None:
+        """Declare that slots [first, first+count) hold the experts of device int32 keys[count]."""
+        self._check(self._lib.glm53_slots_adopt(state, first, count, keys, stream))
+
+    def verify(self, state: ResidencyStruct, stream: int) -> None:
+        """Compare every slot with its home record; differences are added to the "bad" counter."""
+        self._check(self._lib.glm53_verify(state, stream))
+
+    def host_register(self, address: int, size_bytes: int) -> int:
+        """Pin host memory; returns its device alias."""
+        alias = ctypes.c_uint64()
+        self._check(self._lib.glm53_host_register(address, size_bytes, ctypes.byref(alias)))
+        return alias.value
+
+    def host_unregister(self, address: int) -> None:
+        """Undo host_register."""
+        self._check(self._lib.glm53_host_unregister(address))
+
+    def copy_async(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
+        """Enqueue a copy between any two registered or device addresses."""
+        self._check(self._lib.glm53_copy_async(destination, source, size_bytes, stream))

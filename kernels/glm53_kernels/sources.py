@@ -1,0 +1,81 @@
+"""What a native library is made of, and whether a built one still matches its sources.
+
+A library carries a hash of its sources and flags, so that "is it stale?" never depends on file times.
+Nothing here compiles or loads anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+CSRC = PACKAGE.parent / "csrc"
+LIB = PACKAGE / "_lib"
+
+_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+)
+_HASH_MARK = b"glm53-source:"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One shared library: the folders below csrc whose files it is made of, and how to compile it."""
+
+    name: str
+    folders: tuple[str, ...]
+    compilers: tuple[str, ...]
+    suffix: str
+    flags: tuple[str, ...]
+
+    @property
+    def library(self) -> str:
+        return f"libglm53_{self.name}.so"
+
+
+CPU = Target("cpu", ("core", "cpu"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
+TARGETS = (CPU,)
+
+
+def have_sources() -> bool:
+    """True in a checkout or a source distribution, False in an installed wheel."""
+    return (CSRC / "abi.h").is_file()
+
+
+def source_hash(target: Target, csrc: Path = CSRC) -> str:
+    """Hex digest of everything that decides what the library does."""
+    digest = hashlib.sha256(" ".join(target.flags).encode())
+    for path in input_files(target, csrc):
+        digest.update(path.relative_to(csrc).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def library_hash(library: Path) -> str | None:
+    """The source hash a built library carries, or None when there is no such library."""
+    try:
+        content = library.read_bytes()
+    except FileNotFoundError:
+        return None
+    at = content.find(_HASH_MARK)
+    return None if at < 0 else content[at + len(_HASH_MARK) :][:16].decode("ascii", "replace")
+
+
+def is_stale(target: Target) -> bool:
+    return library_hash(LIB / target.library) != source_hash(target)
+
+
+def input_files(target: Target, csrc: Path = CSRC) -> Iterator[Path]:
+    """Headers and sources of a target, in a fixed order."""
+    yield csrc / "abi.h"
+    for folder in target.folders:
+        yield from sorted(p for p in (csrc / folder).rglob("*") if p.is_file())
