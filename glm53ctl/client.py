@@ -1,0 +1,252 @@
+"""The control plane's view of one instance: start it, ask it, stop it, and clean up after a crash.
+
+Whoever holds the lock may write the instance's files; everybody else only asks the control socket.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from glm53ctl.errors import Conflict, Glm53Error, NotRunning, Unhealthy
+from glm53ctl.plan import Plan
+from glm53ctl.supervisor import logs
+from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.state import (
+    Identity,
+    Instance,
+    is_locked,
+    listen_socket,
+    read_record,
+    session_members,
+    short_socket_path,
+    try_lock,
+    write_atomic,
+    write_record,
+)
+
+Record = dict[str, Any]
+_ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is very busy
+_LOCK_RETRY_S = 2.0
+
+
+def launch(instance: Instance, plan: Plan, policy: Policy | None = None) -> bool:
+    """Start a supervisor for the plan. False when this instance is running already.
+
+    On return the instance is locked by the supervisor and its control socket takes connections.
+    """
+    instance.create()
+    lock_fd = _lock_patiently(instance)
+    if lock_fd is None:
+        return False
+    try:
+        clean_up(instance)
+        write_atomic(instance.plan_path, plan.to_json())
+        with listen_socket(instance.socket_path) as listener:
+            _spawn_supervisor(instance, lock_fd, listener.fileno(), policy or Policy())
+    finally:
+        os.close(lock_fd)
+    return True
+
+
+def _lock_patiently(instance: Instance) -> int | None:
+    """Take the lock; when it is held by nobody who answers, somebody may just be letting go."""
+    deadline = time.monotonic() + _LOCK_RETRY_S
+    while True:
+        fd = try_lock(instance.lock_path)
+        if fd is not None:
+            return fd
+        with suppress(NotRunning):
+            request(instance, {"verb": "status"})
+            return None
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)
+
+
+def _spawn_supervisor(instance: Instance, lock_fd: int, control_fd: int, policy: Policy) -> None:
+    log_fd = logs.open_append(instance.log_path)
+    try:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-P", "-m", "glm53ctl.supervisor"),
+                *("--instance", instance.name),
+                *("--folder", str(instance.folder)),
+                *("--socket", str(instance.socket_path)),
+                *("--lock-fd", str(lock_fd)),
+                *("--control-fd", str(control_fd)),
+                *("--policy", json.dumps(asdict(policy))),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log_fd,
+            stderr=log_fd,
+            cwd=instance.folder,
+            pass_fds=(lock_fd, control_fd),
+            check=False,
+        )
+    finally:
+        os.close(log_fd)
+    if done.returncode != 0:
+        raise Glm53Error(
+            f"the supervisor could not be started (exit code {done.returncode})",
+            hint=f"its output is at the end of {instance.log_path}",
+        )
+
+
+def clean_up(instance: Instance) -> Record | None:
+    """Remove what a crashed supervisor left; returns its record, if one was left open.
+
+    Only for the holder of the lock. A child is killed only when it is provably the recorded one.
+    """
+    instance.socket_path.unlink(missing_ok=True)
+    record = read_record(instance)
+    if record is None or record["phase"] in {"stopped", "failed"}:
+        return None
+    child = Identity.from_dict(record.get("child"))
+    if child is not None and child.alive():
+        _kill_session(child)
+    closed = {**record, "phase": "stopped", "child": None, "supervisor": None, "exit_code": 1}
+    with suppress(OSError):
+        write_record(instance, closed)
+    return record
+
+
+def _kill_session(leader: Identity) -> None:
+    """Kill a child and what it started, and wait until they are gone."""
+    for pid in session_members(leader.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _ANSWER_S
+    while session_members(leader.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def request(instance: Instance, body: Record) -> Record:
+    """One question to the supervisor. Raises NotRunning, or Unhealthy when it does not answer."""
+    with _connected(instance) as stream:
+        stream.sendall(json.dumps(body).encode() + b"\n")
+        with stream.makefile("rb") as lines:
+            try:
+                line = lines.readline()
+            except TimeoutError as err:
+                raise Unhealthy(
+                    f"the supervisor of {instance.name!r} does not answer",
+                    hint="glm53ctl down --force",
+                ) from err
+    if not line:
+        raise _not_running(instance)
+    return json.loads(line)
+
+
+def watch(instance: Instance) -> Iterator[Record]:
+    """The record now and after each change, until the supervisor ends. Raises NotRunning."""
+    with _connected(instance) as stream:
+        stream.settimeout(None)
+        stream.sendall(b'{"verb": "watch"}\n')
+        with stream.makefile("rb") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+@contextmanager
+def _connected(instance: Instance) -> Generator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(_ANSWER_S)
+        try:
+            with short_socket_path(instance.socket_path) as name:
+                stream.connect(name)
+        except (FileNotFoundError, ConnectionRefusedError) as err:
+            raise _not_running(instance) from err
+        try:
+            yield stream
+        except ConnectionError as err:
+            raise _not_running(instance) from err
+
+
+def _not_running(instance: Instance) -> NotRunning:
+    return NotRunning(f"{instance.name!r} is not running", hint="glm53ctl up")
+
+
+def current(instance: Instance) -> tuple[Record | None, bool]:
+    """(record, running): the live record, or the last one written.
+
+    A record left by a supervisor that crashed is closed here, so that what is shown is true.
+    """
+    try:
+        return request(instance, {"verb": "status"}), True
+    except NotRunning:
+        pass
+    if not is_locked(instance.lock_path) and instance.folder.is_dir():
+        _clear_stale(instance)
+    return read_record(instance), False
+
+
+def _clear_stale(instance: Instance) -> bool:
+    """Clean up after a crashed supervisor; False when there was nothing to clean."""
+    lock_fd = try_lock(instance.lock_path)
+    if lock_fd is None:
+        return False
+    try:
+        return clean_up(instance) is not None
+    finally:
+        instance.lock_path.unlink(missing_ok=True)
+        os.close(lock_fd)
+
+
+def stop(instance: Instance, drain_s: float | None, *, force: bool = False) -> bool:
+    """Stop an instance and wait until nothing of it is left. False when it was not running.
+
+    Raises Unhealthy when the supervisor does not answer and `force` is not given.
+    """
+    try:
+        record = request(instance, {"verb": "status"})
+        request(instance, {"verb": "stop", "drain_s": 0.0 if force else drain_s})
+    except NotRunning:
+        return _clear_stale(instance) if instance.folder.is_dir() else False
+    except Unhealthy:
+        if not force:
+            raise
+        return _kill_supervisor(instance)
+    supervisor = Identity.from_dict(record["supervisor"])
+    policy = Policy()
+    limit_s = (policy.drain_s if drain_s is None else drain_s) + policy.grace_s + policy.kill_s + 5
+    if supervisor is not None and not wait_gone(supervisor, limit_s):
+        raise Glm53Error(
+            f"{instance.name!r} is still stopping after {limit_s:.0f} s",
+            hint="glm53ctl down --force",
+        )
+    return True
+
+
+def _kill_supervisor(instance: Instance) -> bool:
+    record = read_record(instance) or {}
+    supervisor = Identity.from_dict(record.get("supervisor"))
+    if supervisor is None or not supervisor.alive():
+        raise Conflict(
+            f"the lock of {instance.name!r} is held by a process that left no record",
+            hint=f"find it with: fuser {instance.lock_path}",
+        )
+    with suppress(ProcessLookupError):
+        os.kill(supervisor.pid, signal.SIGKILL)
+    wait_gone(supervisor, _ANSWER_S)
+    _clear_stale(instance)
+    return True
+
+
+def wait_gone(process: Identity, limit_s: float) -> bool:
+    """Wait for a process that is not our child to end; True when it has."""
+    deadline = time.monotonic() + limit_s
+    while process.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,119 @@
+"""Can the planned address be listened on, and who has it if not. Looks, never takes."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from glm53ctl.errors import Conflict, UsageError
+from glm53ctl.plan import ListenPlan
+
+_MAX_COMMAND = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A listening socket and its process; parts another user's process hides are None."""
+
+    address: str
+    pid: int | None = None
+    command: str | None = None
+    unit: str | None = None
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return f"{self.address} is held by a process of another user"
+        unit = f" of {self.unit}" if self.unit else ""
+        return f"{self.address} is held by pid {self.pid}{unit}: {self.command}"
+
+
+def check_address(listen: ListenPlan) -> None:
+    """Raises Conflict naming the owner of a taken port, UsageError for an address not ours.
+
+    Tests the exact address, as the server will bind it; a port is never moved silently, because
+    clients are configured with it.
+    """
+    if listen.port == 0:
+        return
+    try:
+        _try_bind(listen)
+    except socket.gaierror as err:
+        raise UsageError(
+            f"{listen.host!r} is not an address: {err.strerror}", error_id="NET-002"
+        ) from err
+    except OSError as err:
+        _explain(err, listen)
+
+
+def _try_bind(listen: ListenPlan) -> None:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        listen.host or "0.0.0.0", listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _explain(err: OSError, listen: ListenPlan) -> None:
+    where = f"{listen.host}:{listen.port}"
+    match err.errno:
+        case errno.EADDRINUSE:
+            raise taken(listen) from err
+        case errno.EADDRNOTAVAIL:
+            raise UsageError(
+                f"{listen.host} is not an address of this machine",
+                hint="listen on 127.0.0.1, on 0.0.0.0, or on an address `ip addr` shows",
+                error_id="NET-002",
+            ) from err
+        case errno.EACCES:
+            raise UsageError(
+                f"no permission to listen on {where}",
+                hint="ports below 1024 need root; choose a higher one with --port",
+                error_id="NET-003",
+            ) from err
+        case _:
+            raise Conflict(f"cannot listen on {where}: {err.strerror}") from err
+
+
+def taken(listen: ListenPlan) -> Conflict:
+    """The error for a port somebody else listens on."""
+    owner = owner_of(listen.port)
+    what = str(owner) if owner else f"{listen.host}:{listen.port} is in use"
+    return Conflict(
+        what,
+        hint=f"stop it, or choose another port: glm53ctl up --port {listen.port + 1}",
+        error_id="NET-001",
+    )
+
+
+def owner_of(port: int) -> Owner | None:
+    """Who listens on a TCP port of this machine; None when nobody does."""
+    import psutil
+
+    for found in psutil.net_connections(kind="tcp"):
+        if found.status != psutil.CONN_LISTEN:
+            continue
+        host, taken_port = cast("tuple[str, int]", found.laddr)
+        if taken_port != port:
+            continue
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if found.pid is None:
+            return Owner(address)
+        with suppress(psutil.Error):
+            command = " ".join(psutil.Process(found.pid).cmdline())[:_MAX_COMMAND]
+            return Owner(address, found.pid, command, _unit(found.pid))
+    return None
+
+
+def _unit(pid: int) -> str | None:
+    """The systemd service of a process, if it runs in one."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
+        for part in text.replace("\n", "/").split("/"):
+            if part.endswith(".service"):
+                return part
+    return None

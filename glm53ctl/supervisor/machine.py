@@ -1,0 +1,341 @@
+"""The supervisor's state machine: `step(state, event, policy) -> (state, actions)`. Pure.
+
+    STOPPED ──begin──▶ STARTING ──ready──▶ READY
+                        ▲  │ exit, no progress  │ exit, stalled
+              back-off  │  ▼                    ▼
+                       BACKOFF ◀── crash ── (STOPPING, when we end the child ourselves)
+                          │ breaker, or a cause no restart heals
+                          ▼
+                        FAILED            STOPPING ──exit──▶ STOPPED
+
+A child is alive exactly in STARTING, READY and STOPPING. There is one timer, `State.deadline`; when
+it passes, the loop sends Tick. Events about a child carry its number; those of an older one are void.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from glm53ctl.supervisor.classify import Failure, Healing, breaker, no_progress
+
+
+class Phase(StrEnum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+    @property
+    def alive(self) -> bool:
+        """True when a child process exists."""
+        return self in {Phase.STARTING, Phase.READY, Phase.STOPPING}
+
+    @property
+    def final(self) -> bool:
+        return self in {Phase.STOPPED, Phase.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The supervisor's numbers. All in seconds, but for `breaker_crashes`."""
+
+    start_stall_s: float = 120.0  # a start may take for ever, but not stand still this long
+    drain_s: float = 30.0  # open streams may finish
+    grace_s: float = 5.0  # from "now, please" to SIGKILL
+    kill_s: float = 10.0  # a killed process that stays is stuck in the kernel
+    backoff_first_s: float = 2.0
+    backoff_cap_s: float = 120.0
+    breaker_crashes: int = 5
+    stable_s: float = 600.0  # ready this long refills the crash budget
+    poll_s: float = 2.0  # watchdog period
+    stall_s: float = 60.0  # working, yet no step
+    silent_s: float = 120.0  # no answer at all
+    canary_idle_s: float = 300.0  # after this long idle, generate one token to see that it can
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`since` and `deadline` are monotonic seconds; `exit_code` is set exactly in final phases."""
+
+    phase: Phase = Phase.STOPPED
+    child: int = 0  # number of the newest child
+    since: float = 0.0
+    deadline: float | None = None
+    wanted: bool = True  # False: the user asked for a stop
+    hurried: bool = False  # STOPPING: drain is over
+    killed: bool = False  # STOPPING: SIGKILL was sent
+    ever_ready: bool = False
+    ready_since: float | None = None  # of this child
+    crashes: int = 0  # since the last stable stretch
+    restarts: int = 0
+    where: str = "the start of the process"  # last progress, in words
+    cause: Failure | None = None  # STOPPING: why we end the child ourselves
+    last_failure: Failure | None = None
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    at: float
+    child: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    at: float
+    child: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The child is gone and reaped. `failure` is what its end looks like when nobody asked for it."""
+
+    at: float
+    child: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    at: float
+    child: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """`drain_s` None: the policy's. Zero: at once. A second Stop means "do not wait"."""
+
+    at: float
+    drain_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    at: float
+    drain_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+
+
+Event = Begin | Progress | Ready | Exited | Stalled | Stop | Restart | Tick
+
+
+class Action(StrEnum):
+    SPAWN = "spawn"
+    TERM = "term"  # drain and leave; a second one means "now"
+    KILL = "kill"
+    CAPTURE = "capture"  # ask the child for its stacks, for the log
+    FINISH = "finish"  # leave the loop with State.exit_code
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def step(state: State, event: Event, policy: Policy) -> Step:
+    """The next state and what to do. Events that mean nothing in a phase change nothing."""
+    if isinstance(event, Progress | Ready | Exited | Stalled) and event.child != state.child:
+        return state, ()
+    match state.phase:
+        case Phase.STARTING:
+            return _starting(state, event, policy)
+        case Phase.READY:
+            return _ready(state, event, policy)
+        case Phase.STOPPING:
+            return _stopping(state, event, policy)
+        case Phase.BACKOFF:
+            return _backoff(state, event, policy)
+        case Phase.STOPPED if isinstance(event, Begin) and state.exit_code is None:
+            return _spawn(state, event.at, policy)
+        case _:
+            return state, ()
+
+
+def _starting(state: State, event: Event, policy: Policy) -> Step:
+    match event:
+        case Progress(at, _, where):
+            return replace(state, where=where, deadline=at + policy.start_stall_s), ()
+        case Ready(at):
+            return replace(
+                state, phase=Phase.READY, since=at, deadline=None, ever_ready=True, ready_since=at
+            ), ()
+        case Exited(at, _, failure):
+            return _crash(state, at, failure, policy)
+        case Stop() | Restart():
+            return _end(state, event, policy)
+        case Tick(at) if _due(state, at):
+            cause = no_progress(policy.start_stall_s, state.where)
+            return _condemn(state, at, cause, policy)
+        case _:
+            return state, ()
+
+
+def _ready(state: State, event: Event, policy: Policy) -> Step:
+    match event:
+        case Exited(at, _, failure):
+            return _crash(state, at, failure, policy)
+        case Stalled(at, _, failure):
+            return _condemn(state, at, failure, policy)
+        case Stop() | Restart():
+            return _end(state, event, policy)
+        case _:
+            return state, ()
+
+
+def _stopping(state: State, event: Event, policy: Policy) -> Step:
+    match event:
+        case Exited(at):
+            return _gone(state, at, policy)
+        case Stop(at):
+            return _hurry(replace(state, wanted=False, cause=None), at, policy)
+        case Tick(at) if _due(state, at):
+            if not state.hurried:
+                return _hurry(state, at, policy)
+            if not state.killed:
+                return replace(state, killed=True, deadline=at + policy.kill_s), (Action.KILL,)
+            return _fail(
+                state,
+                at,
+                Failure(
+                    "unkillable",
+                    "the server does not die of SIGKILL: it is stuck in a driver or disk call",
+                    Healing.NEVER,
+                    exit_code=9,
+                    error_id="RUN-009",
+                    hint="a reboot is normally the only cure",
+                ),
+            )
+        case _:
+            return state, ()
+
+
+def _backoff(state: State, event: Event, policy: Policy) -> Step:
+    match event:
+        case Stop(at):
+            return _stopped(state, at)
+        case Restart(at):
+            return _spawn(replace(state, crashes=0), at, policy)
+        case Tick(at) if _due(state, at):
+            return _spawn(replace(state, restarts=state.restarts + 1), at, policy)
+        case _:
+            return state, ()
+
+
+def _due(state: State, at: float) -> bool:
+    return state.deadline is not None and at >= state.deadline
+
+
+def _spawn(state: State, at: float, policy: Policy) -> Step:
+    return replace(
+        state,
+        phase=Phase.STARTING,
+        child=state.child + 1,
+        since=at,
+        deadline=at + policy.start_stall_s,
+        hurried=False,
+        killed=False,
+        ready_since=None,
+        cause=None,
+        where="the start of the process",
+    ), (Action.SPAWN,)
+
+
+def _end(state: State, event: Stop | Restart, policy: Policy) -> Step:
+    """The user wants the child to leave. One that serves may drain first."""
+    drain_s = policy.drain_s if event.drain_s is None else event.drain_s
+    serving = state.phase is Phase.READY
+    return replace(
+        state,
+        phase=Phase.STOPPING,
+        since=event.at,
+        deadline=event.at + (drain_s if serving else policy.grace_s),
+        hurried=not serving,
+        wanted=isinstance(event, Restart),
+    ), (Action.TERM,)
+
+
+def _condemn(state: State, at: float, cause: Failure, policy: Policy) -> Step:
+    """We want the child to leave: it is useless, so there is nothing to drain."""
+    return replace(
+        state,
+        phase=Phase.STOPPING,
+        since=at,
+        deadline=at + policy.grace_s,
+        hurried=True,
+        cause=cause,
+    ), (Action.CAPTURE, Action.TERM)
+
+
+def _hurry(state: State, at: float, policy: Policy) -> Step:
+    """Drain is over. Asked again while hurrying, kill."""
+    if state.hurried:
+        return replace(state, killed=True, deadline=at + policy.kill_s), (Action.KILL,)
+    return replace(state, hurried=True, deadline=at + policy.grace_s), (Action.TERM,)
+
+
+def _gone(state: State, at: float, policy: Policy) -> Step:
+    """The child we were ending has ended."""
+    if not state.wanted:
+        return _stopped(state, at)
+    if state.cause is not None:
+        return _crash(state, at, state.cause, policy)
+    return _spawn(replace(state, crashes=0), at, policy)
+
+
+def _crash(state: State, at: float, failure: Failure, policy: Policy) -> Step:
+    """Nobody asked for this end: stop for good, or try again later."""
+    stable = state.ready_since is not None and at - state.ready_since >= policy.stable_s
+    previous = None if stable else state.last_failure
+    again = previous is not None and previous.kind == failure.kind and state.crashes > 0
+    crashes = 1 if stable else state.crashes + 1
+    state = replace(state, crashes=crashes)
+    if failure.healing is Healing.NEVER or (failure.healing is Healing.ONCE and again):
+        return _fail(state, at, failure)
+    if not state.ever_ready:
+        return _fail(state, at, failure)
+    if crashes >= policy.breaker_crashes:
+        return _fail(state, at, breaker(crashes, failure))
+    wait_s = min(policy.backoff_first_s * 2 ** (crashes - 1), policy.backoff_cap_s)
+    return replace(
+        state,
+        phase=Phase.BACKOFF,
+        since=at,
+        deadline=at + wait_s,
+        last_failure=failure,
+        cause=None,
+    ), ()
+
+
+def _fail(state: State, at: float, failure: Failure) -> Step:
+    return replace(
+        state,
+        phase=Phase.FAILED,
+        since=at,
+        deadline=None,
+        last_failure=failure,
+        cause=None,
+        exit_code=failure.exit_code,
+    ), (Action.FINISH,)
+
+
+def give_up(state: State, at: float, failure: Failure) -> State:
+    """The end for a reason outside the machine."""
+    return _fail(state, at, failure)[0]
+
+
+def _stopped(state: State, at: float) -> Step:
+    return replace(state, phase=Phase.STOPPED, since=at, deadline=None, cause=None, exit_code=0), (
+        Action.FINISH,
+    )

@@ -1,0 +1,88 @@
+"""Asks a serving child for its pulse over HTTP, and now and then for one real token.
+
+A gauge can read zero while the engine is wedged, so a long idle stretch, or a wake-up from suspend,
+is followed by a canary: one generated token. It counts as work, so a canary that hangs is seen by
+the same rule as a user's request that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from glm53ctl.plan import Plan
+from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.watchdog import Pulse, Silence, Watch, parse_pulse
+
+_SUSPEND_S = 30.0  # boot time this far ahead of running time since the last look: we were asleep
+
+
+def auth_headers(plan: Plan) -> dict[str, str]:
+    """The API key as a header, read anew each time: the file may be replaced while we run."""
+    if plan.listen.api_key_file is None:
+        return {}
+    with suppress(OSError):
+        key = Path(plan.listen.api_key_file).read_text(encoding="utf-8").strip()
+        return {"Authorization": f"Bearer {key}"}
+    return {}
+
+
+class PulseReader:
+    """Reads /stats of one server, whatever child serves it."""
+
+    def __init__(self, plan: Plan, policy: Policy) -> None:
+        self._plan = plan
+        self._policy = policy
+        self._canary: asyncio.Task[None] | None = None
+        self._canary_at = time.monotonic()
+        self._asleep_s = _time_asleep_s()
+
+    async def read(self, url: str, watch: Watch) -> Pulse | Silence:
+        """One observation; takes at most the policy's `silent_s`. Starts a canary when one is due."""
+        now = time.monotonic()
+        asleep_s = _time_asleep_s()
+        woke = asleep_s - self._asleep_s > _SUSPEND_S
+        self._asleep_s = asleep_s
+        idle_since = max(watch.busy_at, self._canary_at)
+        if woke or (not watch.working and now - idle_since >= self._policy.canary_idle_s):
+            self._start_canary(url, now)
+        try:
+            async with httpx.AsyncClient(
+                trust_env=False, timeout=max(1.0, self._policy.silent_s / 4)
+            ) as http:
+                answer = await http.get(f"{url}/stats", headers=auth_headers(self._plan))
+                stats: Any = answer.json()
+        except httpx.ConnectError:
+            return Silence(refused=True)
+        except (httpx.HTTPError, ValueError):
+            return Silence(refused=False)
+        return parse_pulse(stats) or Silence(refused=False)
+
+    def _start_canary(self, url: str, now: float) -> None:
+        if self._canary is None or self._canary.done():
+            self._canary_at = now
+            self._canary = asyncio.create_task(self._generate_one(url))
+
+    async def _generate_one(self, url: str) -> None:
+        """One greedy token. Its outcome is read from /stats, not from the answer."""
+        body = {
+            "model": self._plan.model.served_name,
+            "prompt": "1",
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        with suppress(httpx.HTTPError):
+            async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
+                await http.post(
+                    f"{url}/v1/completions", json=body, headers=auth_headers(self._plan)
+                )
+
+
+def _time_asleep_s() -> float:
+    """How long this machine has been suspended since boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -1,0 +1,96 @@
+"""uvicorn around an engine: when it is ready, how it drains, and what its end is called."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+import uvicorn
+
+from glm53_server.app import create_app
+from glm53_server.engine.base import Engine, EngineState
+from glm53_server.launch import bind_error
+from glm53ctl.errors import ChildExit
+from glm53ctl.plan import Plan
+
+_KEEP_ALIVE_S = 120  # longer than the idle connections clients like to reuse
+_CLOSE_S = 5.0  # after the drain: streams get their last event, the engine joins its threads
+_LOOK_S = 0.25
+
+
+async def serve(
+    engine: Engine,
+    plan: Plan,
+    listener: socket.socket,
+    drain_s: float,
+    on_ready: Callable[[], None],
+) -> ChildExit:
+    """Serve until SIGTERM or until the engine is lost. Raises LaunchError when listening fails.
+
+    The first SIGTERM closes the door and lets open streams finish for `drain_s`; a second one, or
+    the end of that time, closes the engine, which ends every stream with its last event.
+    """
+    try:
+        listener.listen(1024)
+    except OSError as err:
+        raise bind_error(err, plan.listen) from err
+    config = uvicorn.Config(
+        create_app(engine, plan),
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(drain_s + _CLOSE_S),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+    )
+    server = _Server(config, on_ready)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn installs this handler itself, but when it has finished it puts back what was there
+        # and raises the signal again, which would kill us before we return our exit code
+        signal.signal(number, server.handle_exit)
+    guard = asyncio.create_task(_guard(server, engine, drain_s))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        guard.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(engine.close(), _CLOSE_S)
+    return ChildExit.ENGINE_LOST if server.lost else ChildExit.OK
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and counts how often it was asked to leave."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+        self.asked = 0
+        self.lost = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        del sig, frame
+        self.asked += 1
+        self.should_exit = True
+
+
+async def _guard(server: _Server, engine: Engine, drain_s: float) -> None:
+    """Leave when the engine is lost, and cut the drain short when it is asked to or too long."""
+    left_s = drain_s
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if server.should_exit:
+            left_s -= _LOOK_S
+        elif engine.state is EngineState.LOST:
+            server.lost = server.should_exit = True
+            left_s = 0.0
+        if server.asked > 1 or left_s <= 0:
+            await engine.close()
+            return

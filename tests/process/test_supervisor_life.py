@@ -1,0 +1,104 @@
+"""One supervised instance with the scripted engine: start, ask, stop; kills of either process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+
+import httpx
+from stage import FAST, Stage, wait_until
+
+from glm53ctl import client
+from glm53ctl.supervisor.state import Identity, session_members
+
+
+def test_up_serves_and_down_is_calm_twice(stage: Stage):
+    record = stage.up()
+    assert record["phase"] == "ready"
+    assert httpx.get(record["url"] + "/health").status_code == 200
+    pids = stage.pids()
+    assert client.stop(stage.instance, None) is True
+    assert client.stop(stage.instance, None) is False
+    stage.assert_nothing_left(*pids)
+    assert client.current(stage.instance)[0]["exit_code"] == 0
+
+
+def test_killed_child_is_restarted_and_the_reason_is_told(stage: Stage):
+    stage.up()
+    supervisor, child = stage.pids()
+    os.kill(child, signal.SIGKILL)
+    record = stage.wait_for("ready", restarts=1)
+    assert record["supervisor"]["pid"] == supervisor
+    assert record["child"]["pid"] != child
+    assert record["last_failure"]["summary"] == "killed by SIGKILL, cause not proven"
+    assert "killed by SIGKILL, cause not proven; restart in 0.1 s" in stage.log()
+
+
+def test_T076_killed_supervisor_leaves_no_orphan(stage: Stage):
+    stage.up()
+    supervisor, child = stage.pids()
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until(lambda: Identity.of(child) is None, 5)
+    assert session_members(child) == []
+    record, running = client.current(stage.instance)
+    assert (running, record["phase"]) == (False, "stopped")
+    assert stage.up()["phase"] == "ready"
+
+
+def test_T076b_terminated_supervisor_takes_its_child_along(stage: Stage):
+    stage.up()
+    pids = stage.pids()
+    os.kill(pids[0], signal.SIGTERM)
+    stage.assert_nothing_left(*pids)
+
+
+def test_crash_loop_opens_the_breaker(stage: Stage):
+    stage.up(replace(FAST, breaker_crashes=3))
+    for _ in range(3):
+        record = stage.wait_for("ready")
+        os.kill(record["child"]["pid"], signal.SIGSEGV)
+        wait_until(lambda pid=record["child"]["pid"]: Identity.of(pid) is None)
+    record = stage.wait_for("failed")
+    assert record["exit_code"] == 9
+    assert "3 crashes in a row" in record["last_failure"]["summary"]
+    assert "SIGSEGV" in record["last_failure"]["summary"]
+
+
+def test_permanent_exit_stops_at_once(stage: Stage):
+    record = stage.up(exit_code_at_start=65)
+    assert (record["phase"], record["exit_code"]) == ("failed", 7)
+    assert record["restarts"] == 0
+
+
+def test_exit_during_the_first_start_is_final(stage: Stage):
+    record = stage.up(exit_code_at_start=1)
+    assert (record["phase"], record["exit_code"]) == ("failed", 8)
+
+
+def test_slow_start_is_waited_for(stage: Stage):
+    assert stage.up(start_delay_s=1.5)["phase"] == "ready"
+
+
+def test_T055_start_without_progress_times_out(stage: Stage):
+    record = stage.up(replace(FAST, start_stall_s=1.5), start_delay_s=30.0)
+    assert record["exit_code"] == 8
+    assert "no progress for 2 s at script 0/1" in record["last_failure"]["summary"]
+
+
+def test_T063_deaf_server_is_killed_after_the_grace(stage: Stage):
+    stage.up(ignore_sigterm=True)
+    pids = stage.pids()
+    client.stop(stage.instance, 0.2)
+    stage.assert_nothing_left(*pids)
+
+
+def test_T061_hung_engine_is_restarted(stage: Stage):
+    url = stage.up(hang_after_tokens=3)["url"]
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 50}
+    with httpx.Client(timeout=30) as http, suppress(httpx.HTTPError):
+        http.post(f"{url}/v1/completions", json=body)
+    record = stage.wait_for("ready", restarts=1)
+    assert record["last_failure"]["kind"] == "stalled"
+    assert "1 running, 0 queued, but no step" in record["last_failure"]["summary"]
