@@ -115,3 +115,19 @@ class ChildExit(IntEnum):
             ChildExit.PORT_TAKEN,
             ChildExit.UNSUPPORTED,
         }
+
+
+EXIT_CODES = (
+    (0, "ok; warnings are allowed, and so is `up` of a plan that already runs"),
+    (1, "the operation failed, or its cleanup is incomplete"),
+    (2, "a flag, a setting or a profile is wrong"),
+    (3, "not running"),
+    (4, "blocked by a doctor check, or no mode fits"),
+    (5, "only advice, with --strict; a benchmark regression beyond noise"),
+    (6, "conflict: the port, the lock, or another plan is running"),
+    (7, "a checkpoint is missing, corrupt or truncated, or there is no space for it"),
+    (8, "started but never ready, or on the wrong GPU"),
+    (9, "unhealthy: too many crashes, or running but stalled"),
+    (130, "interrupted"),
+    (143, "terminated"),
+)

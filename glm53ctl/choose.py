@@ -1,0 +1,112 @@
+"""From flags to a plan: settings, hardware and model facts meet the pure planner here.
+
+Used by `up`, `plan` and `doctor`. Reads the machine, writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glm53ctl import profile as profiles
+from glm53ctl.checkpoint import FLASH, ModelFacts, facts, open_checkpoint
+from glm53ctl.env import Environ, Settings
+from glm53ctl.errors import ArtifactError
+from glm53ctl.hardware import Hardware
+from glm53ctl.paths import FLASH_FOLDER, Paths, tiny_checkpoint
+from glm53ctl.plan import Plan
+from glm53ctl.planner import Model, Outcome, consider
+from glm53ctl.probes import machine
+from glm53ctl.probes.system import System, this_system
+
+FLASH_NAME = "glm-5.3-flash"
+TINY_NAME = "tiny"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The flags a user gave. None means not given; names are those of Settings."""
+
+    mode: str | None = None
+    model: str | None = None
+    served_name: str | None = None
+    context_tokens: int | None = None
+    host: str | None = None
+    port: int | None = None
+    api_key_file: str | None = None
+    gpu: str | None = None
+    engine: str | None = None
+    instance: str | None = None
+    max_batch: int | None = None
+    load_format: str | None = None
+    profile: str | None = None  # a profile's name or file, not a setting itself
+
+    def flags(self) -> dict[str, object | None]:
+        """Settings fields by name, for `profile.load`."""
+        names = (name for name in self.__slots__ if name != "profile")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything a plan is made from, kept so that a plan can be explained."""
+
+    profile: profiles.Profile
+    paths: Paths
+    hardware: Hardware
+    model: Model
+    environ: Environ
+
+
+def choose_plan(options: PlanOptions, *, system: System | None = None) -> Plan:
+    """The plan for these flags on this machine.
+
+    Raises UsageError for bad settings, BadModel or ArtifactError for the checkpoint, and NoFit,
+    naming what rejected each mode, when no mode fits.
+    """
+    return decide(survey(options, system=system)).chosen()
+
+
+def survey(options: PlanOptions, *, system: System | None = None) -> Situation:
+    """Read settings, checkpoint and hardware. Raises as `choose_plan`, but never NoFit."""
+    environ = system.environ if system else Environ.current()
+    profile = profiles.load(options.flags(), environ=environ, profile=options.profile)
+    paths = profiles.paths_for(profile, environ)
+    model = find_model(profile.settings, paths)
+    return Situation(profile, paths, machine.probe(system or this_system(environ)), model, environ)
+
+
+def decide(situation: Situation) -> Outcome:
+    """The planner's outcome: a plan or rejections. Pure."""
+    return consider(situation.hardware, situation.model, situation.profile, situation.paths)
+
+
+def find_model(settings: Settings, paths: Paths) -> Model:
+    """The checkpoint the settings name, inspected from headers only.
+
+    A missing GLM-5.3-Flash is not an error yet: its sizes are known, so it can be planned for.
+    Raises BadModel for a directory that is not a checkpoint.
+    """
+    name = settings.model
+    if settings.load_format != "checkpoint" and name == FLASH_NAME:
+        return Model(FLASH, path=str(tiny_checkpoint()), present=True)
+    if name == TINY_NAME:
+        return Model(_inspect(tiny_checkpoint(), TINY_NAME), path=str(tiny_checkpoint()))
+    if name == FLASH_NAME:
+        folder = settings.model_dir or paths.models_dir / FLASH_FOLDER
+        if folder.is_dir():
+            return Model(_inspect(folder, FLASH_NAME), path=str(folder))
+        return Model(FLASH, path=str(folder), present=False)
+    folder = Path(name).expanduser()
+    if not folder.exists() and "/" not in name:
+        raise ArtifactError(
+            f"there is no model {name!r}",
+            hint=f"use {FLASH_NAME}, {TINY_NAME}, or the directory of a checkpoint",
+        )
+    return Model(_inspect(folder, folder.resolve().name), path=str(folder.resolve()))
+
+
+def _inspect(folder: Path, name: str) -> ModelFacts:
+    from dataclasses import replace
+
+    return replace(facts(open_checkpoint(folder)), name=name)

@@ -1,0 +1,79 @@
+"""A plan for people and for programs: what was chosen, what was rejected, and the memory budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from glm53ctl.choose import Situation
+from glm53ctl.plan import Plan
+from glm53ctl.planner import Outcome, budget_total
+from glm53ctl.render import Look, bar, columns, gib
+
+BAR_CELLS = 24
+
+
+def plan_document(plan: Plan, outcome: Outcome, situation: Situation) -> dict[str, Any]:
+    """The JSON of `plan --json`: the plan file's content and what led to it."""
+    return {
+        "schema": "glm53ctl.plan-report/1",
+        "ok": True,
+        "fingerprint": plan.fingerprint(),
+        "url": plan.url,
+        "plan": asdict(plan),
+        "model_present": situation.model.present,
+        "rejections": [asdict(item) for item in outcome.rejections],
+        "predictions": [asdict(item) for item in outcome.predictions],
+        "settings": {
+            key: {"layer": origin.layer, "where": origin.where}
+            for key, origin in situation.profile.origins.items()
+        },
+    }
+
+
+def plan_lines(
+    plan: Plan, outcome: Outcome, situation: Situation, look: Look, *, explain: bool
+) -> Iterator[str]:
+    """A few lines on a terminal; with `explain` every choice and every byte."""
+    where = f" on {plan.gpu.name} {plan.gpu.uuid}" if plan.gpu else " on the CPU"
+    yield f"{look.paint(plan.mode, 'bold')}{where}, {plan.model.served_name} at {plan.url}"
+    yield (
+        f"  {plan.cpu.threads} threads, context {plan.model.context_tokens} tokens, "
+        f"up to {plan.limits.max_batch} streams, plan {plan.fingerprint()}"
+    )
+    if not situation.model.present:
+        yield f"  {look.glyph('warn')} the checkpoint is not in {plan.model.path} yet"
+    for prediction in outcome.predictions:
+        yield (
+            f"  {prediction.mode:<6} {prediction.text} expected, limited by "
+            f"{prediction.limited_by} ({prediction.basis})"
+        )
+    for rejection in outcome.rejections:
+        yield f"  {rejection.mode:<6} not possible: {rejection.reason}"
+    yield from _pools(plan, situation, look, explain=explain)
+    if explain:
+        yield "choices"
+        rows = [(item.key, item.value, item.origin, item.why) for item in plan.choices]
+        yield from columns(rows)
+
+
+def _pools(plan: Plan, situation: Situation, look: Look, *, explain: bool) -> Iterator[str]:
+    settings = situation.profile.settings
+    capacity = {"ram": situation.hardware.ram.usable_bytes(hugetlb=settings.hugetlb)}
+    if plan.gpu:
+        free = next(gpu.free_bytes for gpu in situation.hardware.gpus if gpu.uuid == plan.gpu.uuid)
+        capacity["vram"] = min(free or 0, plan.gpu.vram_limit_bytes or free or 0)
+    for pool, total in capacity.items():
+        used = budget_total(plan.budgets, pool)
+        if not used:
+            continue
+        drawn = bar(used / total if total else 1.0, BAR_CELLS, unicode=look.unicode)
+        yield f"  {pool.upper():<6} {drawn} {gib(used)} of {gib(total)} usable"
+        if explain:
+            rows = [
+                (item.name, gib(item.bytes), item.why)
+                for item in plan.budgets
+                if item.pool == pool and item.bytes
+            ]
+            yield from columns(rows, indent="         ")

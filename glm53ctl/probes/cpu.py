@@ -1,0 +1,137 @@
+"""Processors: which we may run on, which are physical cores, and what instructions they have.
+
+One thread per physical core of one kind is the rule: SMT siblings and E cores in a pool that waits
+for its slowest member cost more than they give.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+
+from glm53ctl.hardware import Cpu, Evidence, NumaNode
+from glm53ctl.probes import cgroup
+from glm53ctl.probes.system import System
+
+CPUS = "/sys/devices/system/cpu"
+NODES = "/sys/devices/system/node"
+
+
+def probe(system: System) -> Cpu:
+    """The CPUs of this process. Facts that cannot be read fall back to one core per allowed CPU."""
+    blocks = _cpuinfo(system)
+    affinity = _affinity(system)
+    online = parse_cpulist(system.read(f"{CPUS}/online")) or tuple(sorted(blocks)) or affinity
+    isolated = set(parse_cpulist(system.read(f"{CPUS}/isolated")))
+    allowed = tuple(cpu for cpu in affinity or online if cpu in set(online) - isolated) or online
+    cores = _cores(system, allowed)
+    efficient = set(parse_cpulist(system.read("/sys/devices/cpu_atom/cpus")))
+    hybrid = efficient & set(allowed) and set(allowed) - efficient
+    performance = [core for core in cores if not (hybrid and core[0] in efficient)]
+    first = blocks.get(allowed[0], {}) if allowed else {}
+    return Cpu(
+        architecture=_architecture(first),
+        model_name=first.get("model name", "unknown CPU"),
+        flags=_flags(blocks, allowed),
+        online=online,
+        allowed=allowed,
+        performance=tuple(core[0] for core in performance),
+        efficiency=tuple(core[0] for core in cores if hybrid and core[0] in efficient),
+        quota_cpus=cgroup.quota_cpus(system),
+        smt=any(len(core) > 1 for core in cores),
+        hypervisor="hypervisor" in first.get("flags", "").split(),
+        nodes=_nodes(system),
+        governor=(system.read(f"{CPUS}/cpu0/cpufreq/scaling_governor") or "").strip() or None,
+        evidence=(
+            Evidence("/proc/cpuinfo", first.get("model name", "")),
+            Evidence("/proc/self/status", f"Cpus_allowed_list {format_cpulist(affinity)}"),
+        ),
+    )
+
+
+def parse_cpulist(text: str | None) -> tuple[int, ...]:
+    """ "0-3,8" as (0, 1, 2, 3, 8); empty for an empty or unreadable list."""
+    found: set[int] = set()
+    for part in (text or "").strip().split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit():
+            found.update(range(int(first), int(last if last.isdigit() else first) + 1))
+    return tuple(sorted(found))
+
+
+def format_cpulist(cpus: Iterable[int]) -> str:
+    """(0, 1, 2, 3, 8) as "0-3,8"."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _affinity(system: System) -> tuple[int, ...]:
+    for line in (system.read("/proc/self/status") or "").splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return parse_cpulist(line.partition(":")[2])
+    return ()
+
+
+def _cpuinfo(system: System) -> dict[int, dict[str, str]]:
+    """/proc/cpuinfo: the fields of each processor."""
+    found: dict[int, dict[str, str]] = {}
+    for block in (system.read("/proc/cpuinfo") or "").split("\n\n"):
+        pairs = (line.partition(":") for line in block.splitlines())
+        fields = {name.strip(): value.strip() for name, _, value in pairs}
+        number = fields.get("processor", "")
+        if number.isdigit():
+            found[int(number)] = fields
+    return found
+
+
+def _flags(blocks: dict[int, dict[str, str]], allowed: tuple[int, ...]) -> frozenset[str]:
+    """Flags that every allowed CPU has; ARM calls them Features."""
+    sets = [
+        set((blocks[cpu].get("flags") or blocks[cpu].get("Features") or "").split())
+        for cpu in allowed
+        if cpu in blocks
+    ]
+    return frozenset(sets[0].intersection(*sets)) if sets else frozenset()
+
+
+def _architecture(fields: dict[str, str]) -> str:
+    if "flags" in fields:
+        return "x86_64"
+    return "aarch64" if "Features" in fields else platform.machine()
+
+
+def _cores(system: System, allowed: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Allowed CPUs grouped into physical cores, by the siblings that each CPU lists."""
+    seen: dict[tuple[int, ...], None] = {}
+    for cpu in allowed:
+        topology = f"{CPUS}/cpu{cpu}/topology"
+        text = system.read(f"{topology}/core_cpus_list") or system.read(
+            f"{topology}/thread_siblings_list"
+        )
+        siblings = parse_cpulist(text) or (cpu,)
+        mine = tuple(item for item in siblings if item in allowed) or (cpu,)
+        seen[mine] = None
+    return list(seen)
+
+
+def _nodes(system: System) -> tuple[NumaNode, ...]:
+    found: list[NumaNode] = []
+    for name in system.names(NODES):
+        number = name.removeprefix("node")
+        if name.startswith("node") and number.isdigit():
+            cpus = parse_cpulist(system.read(f"{NODES}/{name}/cpulist"))
+            found.append(NumaNode(int(number), cpus, _node_bytes(system, name)))
+    return tuple(found)
+
+
+def _node_bytes(system: System, name: str) -> int | None:
+    for line in (system.read(f"{NODES}/{name}/meminfo") or "").splitlines():
+        parts = line.split()
+        if len(parts) >= 4 and parts[2] == "MemTotal:" and parts[3].isdigit():
+            return int(parts[3]) * 1024
+    return None

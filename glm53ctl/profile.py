@@ -1,0 +1,215 @@
+"""Layers of settings into one `Profile`: defaults, profile file, user file, environment, flags.
+
+The later layer wins, and every key remembers where its value came from. Unknown keys in a file and
+bad values anywhere are UsageErrors that name the place; unknown GLM53_ names are warnings.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+from glm53ctl.env import Environ, Row, Settings, nearest, rows
+from glm53ctl.errors import UsageError
+from glm53ctl.paths import Paths, profiles_dir, user_paths
+
+DEFAULT_PROFILE = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which layer gave a value, and where exactly: a file with its line, a variable, a flag."""
+
+    layer: str  # default, profile, user, environment, flag
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    settings: Settings
+    origins: Mapping[str, Origin]  # by TOML key
+    warnings: tuple[str, ...] = ()
+    name: str = DEFAULT_PROFILE
+
+    def origin(self, key: str) -> str:
+        """Text for a plan's Choice: "environment: GLM53_PORT"."""
+        found = self.origins[key]
+        return found.layer if not found.where else f"{found.layer}: {found.where}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    row: Row
+    value: object
+    origin: Origin
+
+
+def load(
+    flags: Mapping[str, object | None], *, environ: Environ, profile: str | None = None
+) -> Profile:
+    """Resolve all settings. `flags` maps field names of Settings to values; None means not given.
+
+    Reads the user's file and the profile, writes nothing. Raises UsageError for an unknown key or
+    a bad value, naming file and line, variable or flag.
+    """
+    name = profile or environ.get("GLM53_PROFILE") or DEFAULT_PROFILE
+    given: dict[str, _Given] = {}
+    config_file = user_paths(environ).config_file
+    if environ.get("GLM53_CONFIG") and not config_file.exists():
+        raise UsageError(f"GLM53_CONFIG names {config_file}, which does not exist")
+    for layer in (
+        _from_file(profile_file(name), "profile"),
+        _from_file(config_file, "user"),
+        _from_environ(environ),
+        _from_flags(flags),
+    ):
+        given.update({item.row.key: item for item in layer})
+    return Profile(_build(given), _origins(given), tuple(_warnings(environ)), name)
+
+
+def paths_for(profile: Profile, environ: Environ) -> Paths:
+    """The directories these settings ask for."""
+    settings = profile.settings
+    return user_paths(environ, root=settings.root, models_dir=settings.models_dir)
+
+
+def profile_file(name: str) -> Path:
+    """Path of a profile: a name of ours, or the path of a TOML file."""
+    path = Path(name) if name.endswith(".toml") else profiles_dir() / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = tuple(sorted(item.stem for item in profiles_dir().glob("*.toml")))
+    close = nearest(name, known)
+    guess = f"did you mean {close!r}? " if close else ""
+    raise UsageError(
+        f"there is no profile {name!r}",
+        hint=f"{guess}profiles: {', '.join(known)}, or the path of a .toml file",
+        error_id="CFG-003",
+    )
+
+
+def _from_file(path: Path, layer: str) -> Iterator[_Given]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"cannot read {path}: {err}") from err
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise UsageError(f"{path}: {err}", hint="the file is not valid TOML") from err
+    by_key = {row.key: row for row in rows()}
+    for key, value in _flatten(document):
+        where = f"{path}:{_line_of(key, text)}"
+        if key not in by_key:
+            close = nearest(key, set(by_key))
+            raise UsageError(
+                f"{where}: unknown setting {key!r}",
+                hint=f"did you mean {close!r}?" if close else "see `glm53ctl config show`",
+                error_id="CFG-002",
+            )
+        yield _Given(by_key[key], value, Origin(layer, where))
+
+
+def _from_environ(environ: Environ) -> Iterator[_Given]:
+    for row, name, text in environ.settings():
+        yield _Given(row, text, Origin("environment", name))
+    if environ.get("GLM53_GPU") is None and (visible := environ.get("CUDA_VISIBLE_DEVICES")):
+        row = next(row for row in rows() if row.key == "gpu.select")
+        yield _Given(row, visible, Origin("environment", "CUDA_VISIBLE_DEVICES"))
+
+
+def _from_flags(flags: Mapping[str, object | None]) -> Iterator[_Given]:
+    by_field = {row.field_name: row for row in rows()}
+    for name, value in flags.items():
+        if value is not None:
+            row = by_field[name]
+            yield _Given(row, value, Origin("flag", f"--{name.replace('_', '-')}"))
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _line_of(key: str, text: str) -> int:
+    """Line of a key in TOML text; 1 when it cannot be found (quoted or dotted spellings)."""
+    section, _, leaf = key.rpartition(".")
+    inside = not section
+    for number, line in enumerate(text.splitlines(), start=1):
+        bare = line.split("#")[0].strip()
+        if bare.startswith("["):
+            inside = bare.strip("[] ") == section
+        elif bare.partition("=")[0].strip() in ({leaf} if inside else {key}):
+            return number
+    return 1
+
+
+def _build(given: Mapping[str, _Given]) -> Settings:
+    hints = get_type_hints(Settings)
+    values = {
+        item.row.field_name: _parse(item, hints[item.row.field_name]) for item in given.values()
+    }
+    return Settings(**values)
+
+
+def _parse(item: _Given, kind: Any) -> Any:
+    """One value into the type of its row, with the unit applied."""
+    from pydantic import TypeAdapter, ValidationError  # not needed for --help
+
+    value = item.value
+    if kind == tuple[str, ...] and isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if item.row.unit != 1:
+        kind = float
+    try:
+        parsed = TypeAdapter(kind).validate_python(value)
+    except ValidationError as err:
+        raise _bad_value(item, err.errors()[0]["msg"]) from err
+    if item.row.unit != 1:
+        parsed = int(parsed * item.row.unit)
+    if isinstance(parsed, int | float) and parsed < 0:
+        raise _bad_value(item, "must not be negative")
+    return parsed
+
+
+def _bad_value(item: _Given, why: str) -> UsageError:
+    text = str(item.value)
+    guess = nearest(text, ("auto", "fast", "exact", "cpu")) if item.row.key == "mode" else None
+    return UsageError(
+        f"{item.origin.where}: {text!r} is not a value for {item.row.key}: {why}",
+        hint=f"did you mean {guess!r}?" if guess else f"{item.row.key}: {item.row.text}",
+        error_id="CFG-004",
+    )
+
+
+def _origins(given: Mapping[str, _Given]) -> dict[str, Origin]:
+    return {
+        row.key: given[row.key].origin if row.key in given else Origin("default", "")
+        for row in rows()
+    }
+
+
+def _warnings(environ: Environ) -> Iterator[str]:
+    for name, close in environ.unknown_names():
+        yield f"unknown {name}" + (f", did you mean {close}?" if close else ", nothing reads it")
+    if environ.get("GLM53_API_KEY"):
+        yield "GLM53_API_KEY is visible to other programs of this user; prefer GLM53_API_KEY_FILE"
+
+
+def text_of(value: object, row: Row) -> str:
+    """A value as a user would write it: in the row's unit, and with a word for "not set"."""
+    if value is None:
+        return "(not set)"
+    if row.unit != 1 and isinstance(value, int):
+        return f"{value / row.unit:g}"
+    if isinstance(value, tuple):
+        return ",".join(cast("tuple[str, ...]", value)) or "(none)"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,62 @@
+"""`glm53ctl config show`: every setting, its value, and where the value came from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from glm53ctl.verbs import options
+
+app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
+
+
+@app.command()
+def show(
+    *,
+    profile: options.ProfileOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Where each value came from.")] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Print every setting of this user.
+
+    Examples:
+
+      glm53ctl config show --origin
+
+      GLM53_PORT=9000 glm53ctl config show --origin
+    """
+    from glm53ctl import profile as profiles
+    from glm53ctl import render
+    from glm53ctl.env import Environ, rows
+
+    found = profiles.load({}, environ=Environ.current(), profile=profile)
+    for warning in found.warnings:
+        render.warn(warning)
+    values = {row.key: getattr(found.settings, row.field_name) for row in rows()}
+    if json_:
+        body = {
+            key: {
+                "value": value,
+                "layer": found.origins[key].layer,
+                "where": found.origins[key].where,
+            }
+            for key, value in values.items()
+        }
+        render.emit_json({"schema": "glm53ctl.config/1", "profile": found.name, "settings": body})
+        return
+    lines = [
+        (row.key, profiles.text_of(values[row.key], row), found.origin(row.key) if origin else "")
+        for row in rows()
+    ]
+    render.emit("\n".join(line.rstrip() for line in render.columns(lines, indent="")))
+
+
+@app.command()
+def path() -> None:
+    """Print the path of the settings file, whether it exists or not."""
+    from glm53ctl import render
+    from glm53ctl.env import Environ
+    from glm53ctl.paths import user_paths
+
+    render.emit(str(user_paths(Environ.current()).config_file))

@@ -1,0 +1,56 @@
+"""Options that several verbs share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+ModeOption = Annotated[
+    str | None, typer.Option("--mode", metavar="MODE", help="auto, fast, exact or cpu.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="NAME|DIR", help="glm-5.3-flash, tiny, or a checkpoint's directory."
+    ),
+]
+ProfileOption = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="Named settings, or a TOML file.")
+]
+HostOption = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
+]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, metavar="N", help="Port to listen on.")
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", metavar="GPU", help="Index, UUID (or its start), MIG UUID or pci:01:00.0."
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context-tokens", min=256, metavar="N", help="Longest prompt plus answer."),
+]
+ServedNameOption = Annotated[
+    str | None, typer.Option("--served-name", metavar="NAME", help="Model name shown to clients.")
+]
+ApiKeyFileOption = Annotated[
+    str | None, typer.Option("--api-key-file", metavar="FILE", help="File that holds the API key.")
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="stock: unmodified exllamav3, for comparisons."),
+]
+LoadFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--load-format", metavar="FORMAT", help="checkpoint, or dummy[:layers=N,experts=N]."
+    ),
+]
+InstanceOption = Annotated[
+    str | None, typer.Option("--instance", metavar="NAME", help="One of several servers.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

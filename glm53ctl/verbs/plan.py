@@ -1,0 +1,68 @@
+"""`glm53ctl plan`: what `up` would run on this machine, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from glm53ctl.verbs import options
+
+
+def plan(
+    *,
+    mode: options.ModeOption = None,
+    model: options.ModelOption = None,
+    profile: options.ProfileOption = None,
+    host: options.HostOption = None,
+    port: options.PortOption = None,
+    gpu: options.GpuOption = None,
+    context_tokens: options.ContextOption = None,
+    served_name: options.ServedNameOption = None,
+    api_key_file: options.ApiKeyFileOption = None,
+    engine: options.EngineOption = None,
+    load_format: options.LoadFormatOption = None,
+    instance: options.InstanceOption = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every choice with its reason.")
+    ] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Show what `up` would run on this machine: mode, memory, CPUs, and what rejected the rest.
+
+    Examples:
+
+      glm53ctl plan --explain
+
+      glm53ctl plan --mode exact --context-tokens 32768
+
+      glm53ctl plan --model tiny --json
+    """
+    from glm53ctl import choose, render
+    from glm53ctl.plan_text import plan_document, plan_lines
+
+    situation = choose.survey(
+        choose.PlanOptions(
+            mode=mode,
+            model=model,
+            profile=profile,
+            host=host,
+            port=port,
+            gpu=gpu,
+            context_tokens=context_tokens,
+            served_name=served_name,
+            api_key_file=api_key_file,
+            engine=engine,
+            load_format=load_format,
+            instance=instance,
+        )
+    )
+    for warning in situation.profile.warnings:
+        render.warn(warning)
+    outcome = choose.decide(situation)
+    chosen = outcome.chosen()
+    if json_:
+        render.emit_json(plan_document(chosen, outcome, situation))
+        return
+    for line in plan_lines(chosen, outcome, situation, render.look(), explain=explain):
+        render.emit(line)

@@ -1,0 +1,182 @@
+"""`glm53ctl up`: plan, start under a supervisor, wait until it serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glm53ctl.verbs import options
+
+if TYPE_CHECKING:
+    from glm53ctl.plan import Plan
+    from glm53ctl.supervisor.state import Instance
+
+
+def up(
+    *,
+    mode: options.ModeOption = None,
+    model: options.ModelOption = None,
+    profile: options.ProfileOption = None,
+    host: options.HostOption = None,
+    port: options.PortOption = None,
+    gpu: options.GpuOption = None,
+    context_tokens: options.ContextOption = None,
+    served_name: options.ServedNameOption = None,
+    api_key_file: options.ApiKeyFileOption = None,
+    engine: options.EngineOption = None,
+    load_format: options.LoadFormatOption = None,
+    instance: options.InstanceOption = None,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Stay and show the log; Ctrl-C stops the server.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Stop a running server that has another plan.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and start nothing.")
+    ] = False,
+    json_: options.JsonOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the URL only.")] = False,
+) -> None:
+    """Start the server and wait until it serves. Running already with the same plan: say so.
+
+    Examples:
+
+      glm53ctl up
+
+      glm53ctl up --model tiny --port 8081 --attach
+
+      glm53ctl up --mode exact --replace
+    """
+    from glm53ctl.choose import PlanOptions
+    from glm53ctl.verbs import plan as plan_verb
+
+    given: dict[str, Any] = {
+        "mode": mode,
+        "model": model,
+        "profile": profile,
+        "host": host,
+        "port": port,
+        "gpu": gpu,
+        "context_tokens": context_tokens,
+        "served_name": served_name,
+        "api_key_file": api_key_file,
+        "engine": engine,
+        "load_format": load_format,
+        "instance": instance,
+    }
+    if dry_run:
+        plan_verb.plan(**given, json_=json_)
+        return
+    code = _bring_up(PlanOptions(**given), replace=replace, attach=attach, say=_voice(json_, quiet))
+    if code:
+        raise typer.Exit(code)
+
+
+def _bring_up(options: Any, *, replace: bool, attach: bool, say: Any) -> int:
+    from glm53ctl import choose, client, render, starting
+    from glm53ctl.start_view import StartView
+
+    situation = choose.survey(options)
+    for warning in situation.profile.warnings:
+        render.warn(warning)
+    instance = starting.find_instance(situation.paths, situation.profile.settings.instance)
+    wished = starting.wishes(situation.profile)
+    already = client.is_running(instance)
+    if already and replace:
+        client.stop(instance, None)
+        situation, already = choose.survey(options), False
+    if already:
+        starting.agree(instance, wished, lambda: choose.decide(situation).chosen())
+    else:
+        _launch(instance, choose.decide(situation).chosen(), wished)
+    view = StartView()
+    try:
+        record = starting.wait_ready(instance, view)
+    except KeyboardInterrupt:
+        if not already:
+            client.stop(instance, 0.0)
+        raise
+    finally:
+        view.close()
+    say(instance, record, already)
+    return _attach(instance) if attach else 0
+
+
+def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
+    from glm53ctl import client, render, starting
+    from glm53ctl.errors import Conflict
+
+    starting.check_startable(plan)
+    render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
+    if not client.launch(instance, plan):
+        raise Conflict(
+            f"{instance.name!r} is being started by another command",
+            hint="glm53ctl status --watch shows how far it is",
+        )
+    starting.save_wishes(instance, wished)
+
+
+def _attach(instance: Instance) -> int:
+    """Show the log until the instance ends; Ctrl-C or SIGTERM stops it. Returns its exit code."""
+    import signal
+
+    from glm53ctl import client, render
+    from glm53ctl.supervisor import logs
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        for line in logs.follow(instance.log_path, 0, until=lambda: not client.is_running(instance)):
+            render.emit(line)
+    except KeyboardInterrupt:
+        render.say("stopping; open streams get 30 s, Ctrl-C again ends them now")
+        try:
+            client.stop(instance, None)
+        except KeyboardInterrupt:
+            client.stop(instance, 0.0, force=True)
+    record, _ = client.current(instance)
+    return record["exit_code"] or 0 if record else 0
+
+
+def _voice(as_json: bool, quiet: bool) -> Any:
+    """How success is told: for programs, for scripts, or for people."""
+    if as_json:
+        return _say_json
+    return _say_url if quiet else _say_ready
+
+
+def _say_json(instance: Instance, record: dict[str, Any], already: bool) -> None:
+    from glm53ctl import render
+
+    render.emit_json({"schema": "glm53ctl.up/1", "ok": True, "already_up": already, **record})
+
+
+def _say_url(instance: Instance, record: dict[str, Any], already: bool) -> None:
+    from glm53ctl import render
+
+    render.emit(record["url"])
+
+
+def _say_ready(instance: Instance, record: dict[str, Any], already: bool) -> None:
+    from glm53ctl import render
+    from glm53ctl.plan import read_plan
+    from glm53ctl.start_view import duration
+
+    url, model = record["url"], record["model"]
+    if already:
+        up_for = duration(record["uptime_s"])
+        render.emit(f"already up with this plan ({up_for}), ready  {url}/v1")
+        return
+    key_file = read_plan(instance.plan_path).listen.api_key_file
+    key = f' -H "Authorization: Bearer $(cat {key_file})"' if key_file else ""
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    render.emit(f"ready  {url}/v1   model {model}")
+    render.emit(
+        f"try    curl -s {url}/v1/chat/completions{key} "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+    render.emit("next   glm53ctl status --watch · glm53ctl logs -f · glm53ctl down")
