@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -39,7 +39,13 @@ _ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is 
 _LOCK_RETRY_S = 2.0
 
 
-def launch(instance: Instance, plan: Plan, policy: Policy | None = None) -> bool:
+def launch(
+    instance: Instance,
+    plan: Plan,
+    policy: Policy | None = None,
+    *,
+    wishes: Mapping[str, str] | None = None,
+) -> bool:
     """Start a supervisor for the plan. False when this instance is running already.
 
     On return the instance is locked by the supervisor and its control socket takes connections.
@@ -51,6 +57,8 @@ def launch(instance: Instance, plan: Plan, policy: Policy | None = None) -> bool
     try:
         clean_up(instance)
         write_atomic(instance.plan_path, plan.to_json())
+        if wishes is not None:
+            write_atomic(instance.wishes_path, json.dumps(wishes, indent=2) + "\n")
         with listen_socket(instance.socket_path) as listener:
             _spawn_supervisor(instance, lock_fd, listener.fileno(), policy or Policy())
     finally:
@@ -188,6 +196,15 @@ def current(instance: Instance) -> tuple[Record | None, bool]:
     if not is_locked(instance.lock_path) and instance.folder.is_dir():
         _clear_stale(instance)
     return read_record(instance), False
+
+
+def is_running(instance: Instance) -> bool:
+    """True while a supervisor answers for this instance."""
+    try:
+        request(instance, {"verb": "status"})
+    except NotRunning:
+        return False
+    return True
 
 
 def _clear_stale(instance: Instance) -> bool:

@@ -10,26 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from glm53ctl.plan import Plan
+from glm53ctl.supervisor.access import auth_headers
 from glm53ctl.supervisor.machine import Policy
 from glm53ctl.supervisor.watchdog import Pulse, Silence, Watch, parse_pulse
 
 _SUSPEND_S = 30.0  # boot time this far ahead of running time since the last look: we were asleep
-
-
-def auth_headers(plan: Plan) -> dict[str, str]:
-    """The API key as a header, read anew each time: the file may be replaced while we run."""
-    if plan.listen.api_key_file is None:
-        return {}
-    with suppress(OSError):
-        key = Path(plan.listen.api_key_file).read_text(encoding="utf-8").strip()
-        return {"Authorization": f"Bearer {key}"}
-    return {}
 
 
 class PulseReader:

@@ -50,6 +50,11 @@ class Instance:
         return self.folder / "plan.json"
 
     @property
+    def wishes_path(self) -> Path:
+        """The settings the plan was made for."""
+        return self.folder / "wishes.json"
+
+    @property
     def state_path(self) -> Path:
         return self.folder / "state.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,8 @@ from glm53ctl.verbs import options
 if TYPE_CHECKING:
     from glm53ctl.plan import Plan
     from glm53ctl.supervisor.state import Instance
+
+Style = Literal["json", "url", "words"]
 
 
 def up(
@@ -69,12 +71,13 @@ def up(
     if dry_run:
         plan_verb.plan(**given, json_=json_)
         return
-    code = _bring_up(PlanOptions(**given), replace=replace, attach=attach, say=_voice(json_, quiet))
+    style: Style = "json" if json_ else "url" if quiet else "words"
+    code = _bring_up(PlanOptions(**given), replace=replace, attach=attach, style=style)
     if code:
         raise typer.Exit(code)
 
 
-def _bring_up(options: Any, *, replace: bool, attach: bool, say: Any) -> int:
+def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int:
     from glm53ctl import choose, client, render, starting
     from glm53ctl.start_view import StartView
 
@@ -100,7 +103,7 @@ def _bring_up(options: Any, *, replace: bool, attach: bool, say: Any) -> int:
         raise
     finally:
         view.close()
-    say(instance, record, already)
+    _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
 
 
@@ -110,12 +113,11 @@ def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
 
     starting.check_startable(plan)
     render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
-    if not client.launch(instance, plan):
+    if not client.launch(instance, plan, wishes=wished):
         raise Conflict(
             f"{instance.name!r} is being started by another command",
             hint="glm53ctl status --watch shows how far it is",
         )
-    starting.save_wishes(instance, wished)
 
 
 def _attach(instance: Instance) -> int:
@@ -130,7 +132,9 @@ def _attach(instance: Instance) -> int:
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
-        for line in logs.follow(instance.log_path, 0, until=lambda: not client.is_running(instance)):
+        for line in logs.follow(
+            instance.log_path, 0, until=lambda: not client.is_running(instance)
+        ):
             render.emit(line)
     except KeyboardInterrupt:
         render.say("stopping; open streams get 30 s, Ctrl-C again ends them now")
@@ -142,23 +146,18 @@ def _attach(instance: Instance) -> int:
     return record["exit_code"] or 0 if record else 0
 
 
-def _voice(as_json: bool, quiet: bool) -> Any:
-    """How success is told: for programs, for scripts, or for people."""
-    if as_json:
-        return _say_json
-    return _say_url if quiet else _say_ready
-
-
-def _say_json(instance: Instance, record: dict[str, Any], already: bool) -> None:
+def _tell(instance: Instance, record: dict[str, Any], already: bool, style: Style) -> None:
+    """Say on stdout that it serves: for programs, for scripts, or for people."""
     from glm53ctl import render
 
-    render.emit_json({"schema": "glm53ctl.up/1", "ok": True, "already_up": already, **record})
-
-
-def _say_url(instance: Instance, record: dict[str, Any], already: bool) -> None:
-    from glm53ctl import render
-
-    render.emit(record["url"])
+    match style:
+        case "json":
+            body = {"ok": True, "already_up": already, **record}
+            render.emit_json({"schema": "glm53ctl.up/1", **body})
+        case "url":
+            render.emit(record["url"])
+        case "words":
+            _say_ready(instance, record, already)
 
 
 def _say_ready(instance: Instance, record: dict[str, Any], already: bool) -> None:

@@ -1,0 +1,139 @@
+"""One instance in a few lines: its record, its /stats, and what follows from both. Pure but for the fetch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+from glm53ctl.errors import NotRunning, Unhealthy
+from glm53ctl.render import Look
+from glm53ctl.start_view import duration
+
+Record = dict[str, Any]
+Stats = dict[str, Any]
+SCHEMA = "glm53ctl.status/1"
+_MARKS = {
+    "ready": ("●", "*", "green"),
+    "stopped": ("○", "-", "dim"),
+    "failed": ("✘", "x", "red"),
+}
+_BUSY_MARK = ("◌", "~", "yellow")
+
+
+def fetch_stats(record: Record, headers: dict[str, str], *, timeout_s: float = 3.0) -> Stats | None:
+    """The /stats of a serving instance; None when it does not answer in time."""
+    import httpx
+
+    if record["phase"] != "ready":
+        return None
+    try:
+        with httpx.Client(trust_env=False, timeout=timeout_s) as http:
+            body: Any = http.get(f"{record['url']}/stats", headers=headers).json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    stats = cast("Stats", body) if isinstance(body, dict) else None
+    return None if stats is None else {**stats, "read_at_s": time.monotonic()}
+
+
+def tokens_per_s(before: Stats | None, after: Stats | None) -> float | None:
+    """Generated tokens per second between two readings; None when it cannot be told."""
+    try:
+        tokens = after["completion_tokens"] - before["completion_tokens"]  # type: ignore[index]
+        elapsed_s = after["read_at_s"] - before["read_at_s"]  # type: ignore[index]
+    except (KeyError, TypeError):
+        return None
+    return tokens / elapsed_s if elapsed_s > 0 and tokens >= 0 else None
+
+
+def status_lines(
+    record: Record, stats: Stats | None, rate: float | None, look: Look
+) -> Iterator[str]:
+    """What `glm53ctl status` prints."""
+    yield headline(record, look)
+    phase, failure = record["phase"], record["last_failure"]
+    if phase == "ready" and stats is not None:
+        yield "  now      " + now_words(stats, rate)
+        yield from _counters(stats)
+    elif phase == "ready":
+        yield "  now      /stats does not answer"
+    if record["retry_in_s"] is not None:
+        yield f"  retry    in {record['retry_in_s']:.0f} s, {record['crashes']} crashes in a row"
+    if failure is not None:
+        proof = f" (proof: {failure['proof']})" if failure["proof"] else ""
+        yield f"  last     {failure['kind']}: {failure['summary']}{proof}"
+        if failure["hint"] and phase != "ready":
+            yield f"  hint     {failure['hint']}"
+
+
+def headline(record: Record, look: Look) -> str:
+    """`default  ● serving 4h12m  fast  http://127.0.0.1:8080/v1  restarts 0`."""
+    phase = record["phase"]
+    symbol, plain, colour = _MARKS.get(phase, _BUSY_MARK)
+    stalled = record["health"] == "stalled"
+    words = f"stalled: {record['health_words']}" if stalled else _phase_words(record)
+    mark = look.paint(symbol if look.unicode else plain, "red" if stalled else colour)
+    line = f"{record['instance']}  {mark} {words}"
+    if phase not in {"stopped", "failed"}:
+        line += f"  {record['mode']}  {record['url']}/v1  restarts {record['restarts']}"
+    return line
+
+
+def _phase_words(record: Record) -> str:
+    phase, took = record["phase"], duration(record["phase_s"])
+    if phase == "ready":
+        return f"serving {took}"
+    if phase == "starting" and record["progress"]:
+        progress = record["progress"]
+        return f"starting {took}, {progress['phase']} {progress['done']}/{progress['total']}"
+    if phase in {"stopped", "failed"}:
+        return phase
+    return f"{phase} {took}"
+
+
+def now_words(stats: Stats, rate: float | None) -> str:
+    """`1 running, 0 queued · 14.1 tok/s`."""
+    words = f"{stats.get('running', '?')} running, {stats.get('queued', '?')} queued"
+    return words if rate is None else f"{words} · {rate:.1f} tok/s"
+
+
+def _counters(stats: Stats) -> Iterator[str]:
+    """Totals, then each enabled part of the engine as it reports itself."""
+    totals = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "steps")
+    found = [f"{stats[name]} {name.replace('_', ' ')}" for name in totals if name in stats]
+    if found:
+        yield "  total    " + ", ".join(found)
+    for name, part in stats.items():
+        if isinstance(part, dict):
+            plain = [
+                f"{key} {value}" for key, value in cast("Stats", part).items() if _is_plain(value)
+            ]
+            if plain:
+                yield f"  {name:<8} " + ", ".join(plain)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def document(record: Record, stats: Stats | None, rate: float | None) -> dict[str, Any]:
+    """The JSON of `status --json`."""
+    return {
+        "schema": SCHEMA,
+        "ok": exit_code(record) == 0,
+        **record,
+        "tokens_per_s": rate,
+        "stats": stats,
+        "status_exit_code": exit_code(record),
+    }
+
+
+def exit_code(record: Record) -> int:
+    """0 running, 3 not running, 9 stalled or given up after too many crashes."""
+    failure = record["last_failure"]
+    if record["health"] == "stalled":
+        return Unhealthy.exit_code
+    if record["phase"] == "failed":
+        gave_up = failure is not None and failure["exit_code"] == Unhealthy.exit_code
+        return Unhealthy.exit_code if gave_up else NotRunning.exit_code
+    return NotRunning.exit_code if record["phase"] == "stopped" else 0

@@ -1,0 +1,44 @@
+"""`glm53ctl restart`: a new server process for the same plan."""
+
+from __future__ import annotations
+
+from glm53ctl.verbs import operate, options
+
+
+def restart(
+    *,
+    instance: options.InstanceOption = None,
+    drain: operate.DrainOption = None,
+    json_: options.JsonOption = False,
+) -> None:
+    """Restart the server with the plan it has; one that has stopped starts with its last plan.
+
+    Examples:
+
+      glm53ctl restart
+
+      glm53ctl restart --drain 0
+    """
+    from glm53ctl import client, render, starting
+    from glm53ctl.errors import NotRunning
+    from glm53ctl.plan import read_plan
+    from glm53ctl.start_view import StartView
+
+    found = operate.named_instance(instance)
+    if not found.plan_path.exists():
+        raise NotRunning(f"{found.name!r} was never started", hint="glm53ctl up")
+    if client.is_running(found):
+        client.request(found, {"verb": "restart", "drain_s": drain})
+    else:
+        plan = read_plan(found.plan_path)
+        starting.check_startable(plan)
+        client.launch(found, plan)
+    view = StartView()
+    try:
+        record = starting.wait_ready(found, view)
+    finally:
+        view.close()
+    if json_:
+        render.emit_json({"schema": "glm53ctl.restart/1", "ok": True, **record})
+    else:
+        render.emit(f"ready  {record['url']}/v1   model {record['model']}")
