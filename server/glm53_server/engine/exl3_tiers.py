@@ -1,0 +1,71 @@
+"""Size the expert cache from measured free VRAM and build the tiers of a loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from glm53_kernels.cuda import CudaKernels
+from glm53_server.engine.exl3_model import LoadedModel, attach, moe_blocks, tables_of
+from glm53_server.moe.layer import ExpertTiers, RouteOverride
+from glm53_server.moe.prefill import PrefillStager
+from glm53_server.moe.residency import Residency
+from glm53_server.moe.slots import SlotMemory, plan_slots
+
+STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
+
+
+@dataclass(frozen=True, slots=True)
+class VramBudget:
+    """How VRAM may be used, in bytes. `limit` caps the card (None: all of it); `slots` overrides sizing."""
+
+    reserve: int
+    elastic: int
+    stage: int
+    limit: int | None = None
+    slots: int | None = None
+
+
+def free_for_slots(budget: VramBudget, free_bytes: int, total_bytes: int) -> int:
+    """Bytes the slots may take: what is free under the limit, less the reserve. Pure."""
+    limit = total_bytes if budget.limit is None else min(budget.limit, total_bytes)
+    used = total_bytes - free_bytes
+    return max(0, min(free_bytes, limit - used) - budget.reserve)
+
+
+def build_tiers(
+    loaded: LoadedModel,
+    kernels: CudaKernels,
+    budget: VramBudget,
+    route_override: RouteOverride | None = None,
+    stage_rows: int = STAGE_ROWS,
+) -> ExpertTiers:
+    """Allocate the slots, attach the hooks, and start with an empty cache. Raises OutOfMemoryError."""
+    arena = loaded.arena
+    assert arena is not None
+    torch.cuda.empty_cache()
+    layout = arena.layout
+    if budget.slots is not None:
+        available = budget.slots * layout.record_bytes
+    else:
+        available = free_for_slots(budget, *torch.cuda.mem_get_info(loaded.device))
+    # The decode transients fit the reserve; what prefill needs beyond it comes from flexible slots.
+    activation = max(0, loaded.activation_bytes - budget.reserve)
+    plan = plan_slots(
+        available,
+        layout.record_bytes,
+        stage_bytes=min(budget.stage, budget.elastic // 2),
+        activation_bytes=min(activation, max(0, budget.elastic - 2 * budget.stage)),
+        max_slots=layout.layers * layout.experts,
+    )
+    memory = SlotMemory(plan, layout.record_bytes, loaded.device)
+    tables = [tables_of(block) for block in moe_blocks(loaded)]
+    with torch.inference_mode():
+        residency = Residency(arena, tables, kernels, plan.total, loaded.device)
+        if plan.total:
+            residency.slot_address[: plan.total].copy_(torch.tensor(memory.addresses(), dtype=torch.int64))
+        stager = PrefillStager(residency, memory)
+    tiers = ExpertTiers(residency, stager, stage_rows=stage_rows, route_override=route_override)
+    attach(loaded, tiers)
+    return tiers

@@ -1,0 +1,168 @@
+"""The home of every routed expert: one pinned, GPU-readable arena in host RAM.
+
+Record of key k = layer * experts + expert: the gate, up and down trellis back to back. Layers are
+filled and pinned one after the other by a background thread while the rest of the model loads;
+`wait_layer` blocks until a layer's addresses may be used by the GPU. The arena is written once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from glm53_kernels.cuda import CudaKernelError, CudaKernels
+
+PAGE_BYTES = mmap.PAGESIZE
+HUGE_PAGE_BYTES = 2 << 20
+
+
+class PinRefused(MemoryError):
+    """The driver or the kernel refused to pin host memory; the message says how far it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """Bytes of one expert's record. All offsets are multiples of 16 (the kernels' load width)."""
+
+    layers: int
+    experts: int
+    gate_bytes: int
+    up_bytes: int
+    down_bytes: int
+
+    @property
+    def record_bytes(self) -> int:
+        return self.gate_bytes + self.up_bytes + self.down_bytes
+
+    @property
+    def offsets(self) -> tuple[int, int, int]:
+        return (0, self.gate_bytes, self.gate_bytes + self.up_bytes)
+
+    @property
+    def layer_bytes(self) -> int:
+        return self.experts * self.record_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.layers * self.layer_bytes
+
+
+FillLayer = Callable[[int, torch.Tensor, ThreadPoolExecutor], None]
+"""fill(layer, destination uint8 [layer_bytes], pool): write one layer's records, return when done."""
+
+
+class ExpertArena:
+    """Owns the mapping and its registrations. `home` is the device alias of record 0.
+
+    A layer is pinned right after it was filled: touched pages register several times faster, and
+    the next layer is filled meanwhile. Raises PinRefused from wait_layer when pinning is refused.
+    """
+
+    def __init__(self, layout: RecordLayout, kernels: CudaKernels, threads: int) -> None:
+        self.layout = layout
+        self._kernels = kernels
+        self._stride = -(-layout.layer_bytes // PAGE_BYTES) * PAGE_BYTES
+        if layout.layers > 1 and self._stride != layout.layer_bytes:
+            # Registrations are whole pages: small layers share one registration instead.
+            self._group = layout.layers
+        else:
+            self._group = 1
+        size = -(-layout.total_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
+        self.home = self.bytes.data_ptr()
+        self._registered: list[int] = []
+        self._ready = [threading.Event() for _ in range(layout.layers)]
+        self._error: BaseException | None = None
+        self._threads = threads
+        self._worker: threading.Thread | None = None
+        self.filled_bytes = 0
+        self.fill_s = 0.0
+        self.pin_s = 0.0
+
+    def layer_view(self, layer: int) -> torch.Tensor:
+        """uint8 [layer_bytes] of one layer's records."""
+        start = layer * self.layout.layer_bytes
+        return self.bytes[start : start + self.layout.layer_bytes]
+
+    def part_view(self, layer: int, expert: int, part: int) -> torch.Tensor:
+        """uint8 view of one projection's trellis; part 0 gate, 1 up, 2 down."""
+        sizes = (self.layout.gate_bytes, self.layout.up_bytes, self.layout.down_bytes)
+        start = (
+            layer * self.layout.layer_bytes
+            + expert * self.layout.record_bytes
+            + self.layout.offsets[part]
+        )
+        return self.bytes[start : start + sizes[part]]
+
+    def start_filling(self, fill: FillLayer, progress: Callable[[int, int], None]) -> None:
+        """Fill and pin all layers in order on a background thread; progress(done, total) in bytes."""
+        self._worker = threading.Thread(
+            target=self._fill_all, args=(fill, progress), name="glm53-arena", daemon=True
+        )
+        self._worker.start()
+
+    def _fill_all(self, fill: FillLayer, progress: Callable[[int, int], None]) -> None:
+        try:
+            with (
+                ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
+                ThreadPoolExecutor(1, "glm53-pin") as pinner,
+            ):
+                pins = []
+                for first in range(0, self.layout.layers, self._group):
+                    started = time.perf_counter()
+                    last = min(first + self._group, self.layout.layers)
+                    for layer in range(first, last):
+                        fill(layer, self.layer_view(layer), pool)
+                        self.filled_bytes += self.layout.layer_bytes
+                        progress(self.filled_bytes, self.layout.total_bytes)
+                    self.fill_s += time.perf_counter() - started
+                    pins.append(pinner.submit(self._pin, first, last))
+                for pin in pins:
+                    pin.result()
+        except BaseException as err:  # noqa: BLE001 - carried to every waiter
+            self._error = err
+            for event in self._ready:
+                event.set()
+
+    def _pin(self, first: int, last: int) -> None:
+        started = time.perf_counter()
+        address = self.home + first * self.layout.layer_bytes
+        size = (last - first) * self.layout.layer_bytes
+        size = -(-size // PAGE_BYTES) * PAGE_BYTES
+        try:
+            alias = self._kernels.host_register(address, size)
+        except CudaKernelError as err:
+            pinned = first * self.layout.layer_bytes
+            raise PinRefused(
+                f"pinning stopped at {pinned / 2**30:.1f} of {self.layout.total_bytes / 2**30:.1f} GiB: {err}"
+            ) from err
+        if alias != address:
+            raise PinRefused(
+                "the device alias of pinned memory differs from its host address (no UVA)"
+            )
+        self._registered.append(address)
+        self.pin_s += time.perf_counter() - started
+        for layer in range(first, last):
+            self._ready[layer].set()
+
+    def wait_layer(self, layer: int) -> None:
+        """Block until the layer's bytes are final and pinned. Raises what filling or pinning raised."""
+        self._ready[layer].wait()
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Unpin. The GPU must have no work left that reads the arena."""
+        if self._worker is not None:
+            self._worker.join()
+        for address in self._registered:
+            self._kernels.host_unregister(address)
+        self._registered.clear()

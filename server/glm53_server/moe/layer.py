@@ -1,0 +1,80 @@
+"""What happens around one forward pass and around each MoE layer in it: the policy of the tiers.
+
+decode (rows <= 8)     admit this layer's misses, then the stock kernels read slots
+prefill (many rows)    stage one layer ahead, then the stock kernels read the staging buffer
+in between             read in place over the link: fewer bytes than streaming whole layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from glm53_server.moe.prefill import PrefillStager
+from glm53_server.moe.residency import Residency
+
+DECODE_ROWS = 8  # exllamav3's MAX_BSZN: the decode kernels take up to this many rows
+
+RouteOverride = Callable[[int, torch.Tensor], None]
+"""override(layer, picks): rewrite the picks in place (synthetic routing of dummy models)."""
+
+
+class ExpertTiers:
+    """The hooks the adapter calls. One object per model, engine thread only.
+
+    `hold_prefill` keeps the cache in its prefill state across decode steps while some job still has
+    prompt to ingest; `verify_each_step` is the debug mode that checks every slot after every step.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        stager: PrefillStager | None,
+        *,
+        stage_rows: int,
+        route_override: RouteOverride | None = None,
+    ) -> None:
+        self.residency = residency
+        self.stager = stager
+        self.hold_prefill = False
+        self.verify_each_step = False
+        self._stage_rows = stage_rows
+        self._route_override = route_override
+        self.decode_steps = 0
+        self.in_place_passes = 0
+
+    def on_pass(self, rows: int, *, cache_only: bool) -> None:
+        """A forward pass begins, before its first MoE layer. cache_only: it skips the last MoE."""
+        stager = self.stager
+        if stager is None:
+            return
+        stager.end_pass()
+        if rows > DECODE_ROWS:
+            wanted = self._stage_rows if not stager.in_prefill else self._stage_rows // 4
+            if rows >= wanted and stager.capacity:
+                stager.begin_pass(skip_last=cache_only)
+            else:
+                self.in_place_passes += 1
+            return
+        self.decode_steps += 1
+        if stager.in_prefill and not self.hold_prefill:
+            stager.leave()
+        stager.poll_refill()
+        if self.verify_each_step:
+            self.residency.verify()
+
+    def on_route(self, layer: int, picks: torch.Tensor) -> None:
+        """Routing of one layer is known: int64 [rows, experts_per_token] on the device."""
+        if self._route_override is not None:
+            self._route_override(layer, picks)
+        if picks.shape[0] <= DECODE_ROWS:
+            self.residency.decode_step(layer, picks)
+        elif self.stager is not None and self.stager.passing:
+            self.stager.before_layer(layer)
+
+    def on_combine(self, layer: int, rows: int) -> None:
+        """The layer's expert kernels are enqueued."""
+        del layer
+        if rows > DECODE_ROWS and self.stager is not None:
+            self.stager.after_layer()

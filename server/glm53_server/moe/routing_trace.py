@@ -1,0 +1,88 @@
+"""Synthetic routing with the model's measured statistics, for models with random weights.
+
+A random model's router settles on a few experts, so any cache looks perfect. This trace has what
+was measured of GLM-5.3-Flash: log-normal popularity that sharpens with depth, and about a third of
+a layer's picks repeated from the previous token. Deterministic by seed, so that two engines can be
+driven with the same picks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+REPEAT_TARGET = 0.33
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpec:
+    """Shape and seed of a trace. first_layer is the model's index of MoE layer 0."""
+
+    layers: int
+    experts: int
+    picks: int
+    first_layer: int = 3
+    steps: int = 512
+    streams: int = 4
+    prefill_rows: int = 8192
+    seed: int = 0
+
+
+def popularity_sigma(layer: int) -> float:
+    """Standard deviation of log-popularity by model layer: 0.33 at 3, 0.9 at 7, 1.5 from 30 on."""
+    if layer <= 7:
+        return 0.33 + (0.9 - 0.33) * max(0, layer - 3) / 4
+    return min(1.5, 0.9 + (1.5 - 0.9) * (layer - 7) / 23)
+
+
+def make_decode_trace(spec: TraceSpec, log_popularity: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """int64 [steps, layers, streams, picks]; log_popularity float32 [layers, experts]."""
+    shape = (spec.layers, spec.streams, spec.experts)
+    trace = torch.empty((spec.steps, spec.layers, spec.streams, spec.picks), dtype=torch.int64)
+    recent = torch.zeros(shape)
+    previous: torch.Tensor | None = None
+    keep = 0.20  # independent keeps; recency and popularity add the rest of REPEAT_TARGET
+    for step in range(spec.steps):
+        uniform = torch.rand(shape, generator=generator).clamp_(1e-12, 1 - 1e-7)
+        score = log_popularity[:, None, :] - torch.log(-torch.log(uniform)) + 0.8 * recent
+        if previous is not None:
+            kept = torch.rand(previous.shape, generator=generator) < keep
+            score.scatter_add_(2, previous, kept.float() * 1e6)
+        picks = torch.topk(score, spec.picks, dim=2).indices
+        trace[step] = picks
+        recent = (recent * math.exp(-1 / 1.5)).scatter_(2, picks, 1.0)
+        previous = picks
+    return trace
+
+
+class RoutingTrace:
+    """A RouteOverride: writes the trace's picks over the router's. Layer 0 starts the next step."""
+
+    def __init__(self, spec: TraceSpec, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(spec.seed)
+        sigma = torch.tensor([popularity_sigma(spec.first_layer + i) for i in range(spec.layers)])
+        log_popularity = torch.randn((spec.layers, spec.experts), generator=generator) * sigma[:, None]
+        self.decode = make_decode_trace(spec, log_popularity, generator).to(device)
+        uniform = torch.rand((spec.layers, spec.prefill_rows, spec.experts), generator=generator)
+        score = log_popularity[:, None, :] - torch.log(-torch.log(uniform.clamp_(1e-12, 1 - 1e-7)))
+        self.prefill = torch.topk(score, spec.picks, dim=2).indices.to(device)
+        self._spec = spec
+        self._step = -1
+
+    def restart(self) -> None:
+        """Begin at the first step again."""
+        self._step = -1
+
+    def __call__(self, layer: int, picks: torch.Tensor) -> None:
+        rows = picks.shape[0]
+        if rows > self._spec.streams:
+            source = self.prefill[layer]
+            for start in range(0, rows, source.shape[0]):
+                part = picks[start : start + source.shape[0]]
+                part.copy_(source[: part.shape[0]])
+            return
+        if layer == 0:
+            self._step = (self._step + 1) % self._spec.steps
+        picks.copy_(self.decode[self._step, layer, :rows])
