@@ -29,20 +29,22 @@ def fetch_stats(record: Record, headers: dict[str, str], *, timeout_s: float = 3
         return None
     try:
         with httpx.Client(trust_env=False, timeout=timeout_s) as http:
-            body: Any = http.get(f"{record['url']}/stats", headers=headers).json()
+            body: object = http.get(f"{record['url']}/stats", headers=headers).json()
     except (httpx.HTTPError, ValueError):
         return None
-    stats = cast("Stats", body) if isinstance(body, dict) else None
-    return None if stats is None else {**stats, "read_at_s": time.monotonic()}
+    if not isinstance(body, dict):
+        return None
+    stats: Stats = dict(cast("Stats", body))
+    stats["read_at_s"] = time.monotonic()
+    return stats
 
 
 def tokens_per_s(before: Stats | None, after: Stats | None) -> float | None:
     """Generated tokens per second between two readings; None when it cannot be told."""
-    try:
-        tokens = after["completion_tokens"] - before["completion_tokens"]  # type: ignore[index]
-        elapsed_s = after["read_at_s"] - before["read_at_s"]  # type: ignore[index]
-    except (KeyError, TypeError):
+    if before is None or after is None or "completion_tokens" not in after:
         return None
+    tokens: int = after["completion_tokens"] - before["completion_tokens"]
+    elapsed_s: float = after["read_at_s"] - before["read_at_s"]
     return tokens / elapsed_s if elapsed_s > 0 and tokens >= 0 else None
 
 

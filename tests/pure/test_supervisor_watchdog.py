@@ -1,0 +1,88 @@
+"""ok, idle or stalled: what a series of answers, late answers and no answers means."""
+
+from __future__ import annotations
+
+from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.watchdog import (
+    Health,
+    Pulse,
+    Silence,
+    Watch,
+    judge,
+    parse_pulse,
+    policy_for,
+)
+
+POLICY = Policy(stall_s=60, silent_s=120)
+
+
+def series(*seen: tuple[float, Pulse | Silence], policy: Policy = POLICY) -> Watch:
+    watch = Watch.start(0.0)
+    for at, what in seen:
+        watch = judge(watch, what, at, policy)
+        if watch.health is Health.STALLED:
+            break
+    return watch
+
+
+def test_T064_idle_ok_and_stalled():
+    idle = series((0, Pulse(7, 0, 0)), (3 * 3600, Pulse(7, 0, 0)))
+    assert idle.health is Health.IDLE
+    assert series((0, Pulse(7, 1, 0)), (59, Pulse(7, 1, 0))).health is Health.OK
+    stalled = series((0, Pulse(7, 1, 0)), (61, Pulse(7, 1, 0)))
+    assert stalled.health is Health.STALLED
+    assert stalled.words == "1 running, 0 queued, but no step for 61 s"
+
+
+def test_T060_frozen_steps_with_work_in_flight_are_a_stall_however_healthy_http_is():
+    beats = [(float(at), Pulse(100, 3, 0)) for at in range(0, 70, 2)]
+    assert series(*beats).health is Health.STALLED
+
+
+def test_T065_late_answers_with_rising_steps_are_healthy():
+    beats = []
+    for at in range(0, 3600, 20):
+        beats += [(float(at), Silence(refused=False)), (at + 9.0, Pulse(at + 1, 4, 2))]
+    assert series(*beats).health is Health.OK
+
+
+def test_waiting_requests_count_as_work():
+    assert series((0, Pulse(7, 0, 2)), (61, Pulse(7, 0, 2))).health is Health.STALLED
+
+
+def test_work_after_a_long_idle_time_starts_a_new_clock():
+    watch = series((0, Pulse(7, 0, 0)), (5000, Pulse(7, 1, 0)), (5059, Pulse(7, 1, 0)))
+    assert watch.health is Health.OK
+
+
+def test_busy_prefill_with_slow_steps_learns_patience():
+    beats = [(0, Pulse(1, 1, 0)), (50, Pulse(2, 1, 0)), (100, Pulse(3, 1, 0))]
+    assert series(*beats, (290, Pulse(3, 1, 0))).health is Health.OK
+    assert series(*beats, (301, Pulse(3, 1, 0))).health is Health.STALLED
+
+
+def test_no_answer_is_not_idle_and_not_dead_at_once():
+    assert series((0, Pulse(7, 1, 0)), (119, Silence(refused=False))).health is Health.OK
+    silent = series((0, Pulse(7, 0, 0)), (120, Silence(refused=False)))
+    assert silent.health is Health.STALLED
+    assert silent.words == "no answer to /stats for 120 s"
+
+
+def test_T078_three_refused_connections_in_a_row_mean_dead():
+    refused = Silence(refused=True)
+    two = series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (6, Pulse(7, 0, 0)), (8, refused))
+    assert two.health is Health.IDLE
+    assert series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (6, refused)).health is (
+        Health.STALLED
+    )
+
+
+def test_stats_without_a_pulse_are_no_pulse():
+    assert parse_pulse({"steps": 1, "running": 0, "queued": 0}) == Pulse(1, 0, 0)
+    for body in ({}, {"steps": "x"}, [], None, {"steps": 1, "running": None, "queued": 0}):
+        assert parse_pulse(body) is None
+
+
+def test_the_cpu_mode_is_given_more_time():
+    assert policy_for("cpu", POLICY).stall_s == 300
+    assert policy_for("fast", POLICY) == POLICY
