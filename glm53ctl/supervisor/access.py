@@ -13,6 +13,6 @@ def auth_headers(plan: Plan) -> dict[str, str]:
     if plan.listen.api_key_file is None:
         return {}
     with suppress(OSError):
-        key = Path(plan.listen.api_key_file).read_text(encoding="utf-8").strip()
-        return {"Authorization": f"Bearer {key}"}
+        keys = Path(plan.listen.api_key_file).read_text(encoding="utf-8").split()
+        return {"Authorization": f"Bearer {keys[0]}"} if keys else {}
     return {}

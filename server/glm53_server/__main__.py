@@ -33,10 +33,11 @@ def main(argv: list[str]) -> int:
     readiness = Readiness(given.ready_fd)
     try:
         return _serve(given.plan, given.drain_s, readiness)
-    except LaunchError as err:
-        readiness.failed(err.error_id, err.message, err.hint)
-        _say(err)
-        return err.code
+    except (LaunchError, Glm53Error) as err:
+        failure = err if isinstance(err, LaunchError) else LaunchError.of(err)
+        readiness.failed(failure.error_id, failure.message, failure.hint)
+        _say(failure)
+        return failure.code
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -50,10 +51,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _serve(plan_path: Path, drain_s: float, readiness: Readiness) -> int:
-    try:
-        plan = read_plan(plan_path)
-    except Glm53Error as err:
-        raise LaunchError.of(err) from err
+    plan = read_plan(plan_path)
     listener = bind(plan.listen)
     set_affinity(plan.cpu.cpus)
     readiness.progress("import", 0, 0)

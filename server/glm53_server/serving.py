@@ -14,12 +14,14 @@ import uvicorn
 from glm53_server.app import create_app
 from glm53_server.engine.base import Engine, EngineState
 from glm53_server.launch import bind_error
+from glm53_server.service import Service
 from glm53ctl.errors import ChildExit
 from glm53ctl.plan import Plan
 
 _KEEP_ALIVE_S = 120  # longer than the idle connections clients like to reuse
 _CLOSE_S = 5.0  # after the drain: streams get their last event, the engine joins its threads
 _LOOK_S = 0.25
+_LAST_WORDS_S = 0.5
 
 
 async def serve(
@@ -38,8 +40,9 @@ async def serve(
         listener.listen(1024)
     except OSError as err:
         raise bind_error(err, plan.listen) from err
+    app = create_app(engine, plan)
     config = uvicorn.Config(
-        create_app(engine, plan),
+        app,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(drain_s + _CLOSE_S),
         log_level="warning",
@@ -51,7 +54,7 @@ async def serve(
         # uvicorn installs this handler itself, but when it has finished it puts back what was there
         # and raises the signal again, which would kill us before we return our exit code
         signal.signal(number, server.handle_exit)
-    guard = asyncio.create_task(_guard(server, engine, drain_s))
+    guard = asyncio.create_task(_guard(server, app.state.service, drain_s))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -81,16 +84,17 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _guard(server: _Server, engine: Engine, drain_s: float) -> None:
+async def _guard(server: _Server, service: Service, drain_s: float) -> None:
     """Leave when the engine is lost, and cut the drain short when it is asked to or too long."""
     left_s = drain_s
-    while True:
+    while server.asked < 2 and left_s > 0:
         await asyncio.sleep(_LOOK_S)
         if server.should_exit:
+            service.begin_drain()
             left_s -= _LOOK_S
-        elif engine.state is EngineState.LOST:
+        elif service.engine.state is EngineState.LOST:
             server.lost = server.should_exit = True
             left_s = 0.0
-        if server.asked > 1 or left_s <= 0:
-            await engine.close()
-            return
+    await service.engine.close()
+    await asyncio.sleep(_LAST_WORDS_S)
+    server.force_exit = True  # what still hangs on now is cut
