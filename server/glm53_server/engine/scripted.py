@@ -12,6 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -77,6 +78,7 @@ class ScriptedEngine:
             eos_ids=tokenizer.turn_end_ids,
             max_batch=plan.limits.max_batch,
         )
+        self._closed = asyncio.Event()
         self._slots = asyncio.Semaphore(plan.limits.max_batch)
         self._steps = self._running = self._queued = 0
         self._state = EngineState.READY
@@ -119,6 +121,8 @@ class ScriptedEngine:
         try:
             async for event in self._say(request, self.script):
                 yield event
+        except EngineError as err:
+            yield Failed(err)
         finally:
             self._running -= 1
             self._slots.release()
@@ -128,6 +132,7 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self._state = EngineState.LOST
+        self._closed.set()
 
     async def _say(self, request: GenRequest, script: Script) -> AsyncIterator[Event]:
         prompt = len(request.prompt_ids)
@@ -140,7 +145,7 @@ class ScriptedEngine:
         async for group in self._paced(list(groups) if self._plan_script.burst else groups):
             said += len(group)
             yield Tokens(group, _scores(request, group))
-            if group[-1] in request.stop_ids and said >= request.min_tokens:
+            if group[-1] in request.stop_ids and said > request.min_tokens:
                 reason, stop_id = FinishReason.STOP, group[-1]
         if script.error is not None:
             yield Failed(script.error)
@@ -155,7 +160,7 @@ class ScriptedEngine:
         for group in self._endless(request, script):
             cut = group[: budget - said]
             for length, token_id in enumerate(cut, start=1):
-                if token_id in request.stop_ids and said + length >= request.min_tokens:
+                if token_id in request.stop_ids and said + length > request.min_tokens:
                     yield cut[:length]
                     return
             if cut:
@@ -183,18 +188,29 @@ class ScriptedEngine:
         for group in groups:
             said += len(group)
             wait_s = start + said / rate - time.monotonic() if rate else 0.0
-            await asyncio.sleep(max(0.0, wait_s))
+            await self._pause(max(0.0, wait_s))
             self._steps += 1
             if script.crash_after_tokens is not None and self._steps > script.crash_after_tokens:
                 os._exit(ChildExit.CRASH)
             if script.hang_after_tokens is not None and self._steps > script.hang_after_tokens:
-                await asyncio.Event().wait()
+                await self._pause(None)
             if script.burst:
                 kept += group
             else:
                 yield group
         if kept:
             yield tuple(kept)
+
+    async def _pause(self, wait_s: float | None) -> None:
+        """Sleep; forever for None. Raises EngineError when the engine is closed meanwhile."""
+        if wait_s == 0:
+            await asyncio.sleep(0)
+        else:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._closed.wait()
+        if self._closed.is_set():
+            raise EngineError("the server is shutting down", status=503, code="shutting_down")
 
 
 def _scores(request: GenRequest, group: tuple[int, ...]) -> tuple[TokenScore, ...]:
