@@ -137,6 +137,8 @@ def ram_budget(
         )
         default_margin = _margin(ram.total_bytes)
         _check_pinning(hardware, arena)
+    if not ram.total_bytes:
+        raise Rejected("host RAM is unknown: /proc/meminfo cannot be read")
     margin = default_margin if settings.ram_margin_bytes is None else settings.ram_margin_bytes
     budgets = (*consumers, Budget("ram", "margin", margin, "left to the rest of the machine"))
     needed = sum(item.bytes for item in budgets)

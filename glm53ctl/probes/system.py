@@ -96,6 +96,23 @@ class System:
             lines = result.err.strip().splitlines() or [f"exit code {result.code}"]
             return {"problem": "error", "detail": lines[-1]}
 
+    def measure(
+        self, what: str, *arguments: str, deadline_s: float, gpu: str | None = None
+    ) -> Mapping[str, Any]:
+        """A measuring child's JSON answer; "problem" and "code" when it gave none.
+
+        `what` is h2d, ram, tier or disk; `gpu` is the only card the child may see.
+        """
+        argv = [sys.executable, "-m", f"glm53ctl.probes.{what}_child", *arguments]
+        extra = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+        environ = Environ({**self.environ.values, **extra})
+        result = run_command(argv, environ, deadline_s=deadline_s)
+        try:
+            return cast("Mapping[str, Any]", json.loads(result.out))
+        except ValueError:
+            lines = result.err.strip().splitlines() or [f"exit code {result.code}"]
+            return {"problem": result.problem or lines[-1], "code": result.code}
+
     def disk_space(self, folder: Path) -> DiskSpace | None:
         """Space of the file system that holds a folder or its nearest existing ancestor."""
         existing = next((item for item in (folder, *folder.parents) if item.exists()), None)
@@ -131,7 +148,8 @@ class RecordedSystem(System):
     """A machine recorded in a directory: its files, nvml.json, commands.json and machine.json.
 
     commands.json maps an argv joined by blanks to {"code", "out", "err", "problem"}; a command that
-    is not in it is missing. machine.json holds "modules", "disk" (by path) and "bind" (by host:port).
+    is not in it is missing. machine.json holds "modules", "disk" (by path), "bind" (by host:port)
+    and "measured" (by child).
     """
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -147,6 +165,13 @@ class RecordedSystem(System):
 
     def nvml(self) -> Mapping[str, Any]:
         return self._json("nvml.json") or {"problem": "no_library", "detail": "not recorded"}
+
+    def measure(
+        self, what: str, *arguments: str, deadline_s: float, gpu: str | None = None
+    ) -> Mapping[str, Any]:
+        del arguments, deadline_s, gpu
+        found = self._json("machine.json").get("measured", {})
+        return found.get(what, {"problem": "not recorded"})
 
     def disk_space(self, folder: Path) -> DiskSpace | None:
         disks = self._json("machine.json").get("disk", {})

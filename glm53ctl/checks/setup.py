@@ -1,0 +1,136 @@
+"""Checks of the setup: host, settings, installed engines, port, and whether any mode fits."""
+
+from __future__ import annotations
+
+from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped
+from glm53ctl.planner import LOOPBACK
+
+
+def host(context: Context) -> Finding:
+    found = context.hardware.host
+    if found.wsl == 1:
+        return Finding(
+            Status.FAIL,
+            "WSL 1 has neither a GPU nor Linux memory management",
+            fix=Fix("upgrade the distribution", ("wsl --set-version <distribution> 2",)),
+        )
+    where = found.container or ("WSL2" if found.wsl else None)
+    if where is None:
+        where = "virtual machine" if context.hardware.cpu.hypervisor else "bare metal"
+    return passed(f"{found.system}, {found.kernel}, {where}")
+
+
+def settings(context: Context) -> Finding:
+    warnings = context.profile.warnings
+    if warnings:
+        return Finding(
+            Status.WARN,
+            "; ".join(warnings),
+            fix=Fix("see every name that is read", ("glm53ctl help environment",)),
+        )
+    layers = {origin.layer for origin in context.profile.origins.values()} - {"default"}
+    return passed(f"from {', '.join(sorted(layers))}" if layers else "all at their defaults")
+
+
+def engines(context: Context) -> Finding:
+    have = context.hardware.engines
+    gpu = {"torch", "exllamav3", "fastapi"}
+    cpu = {"torch", "transformers", "fastapi"}
+    if context.wants_gpu and context.gpu is None:
+        return skipped("no GPU to run it on")
+    if context.wants_gpu:
+        missing = gpu - have
+        if not missing:
+            return passed("torch and exllamav3 are installed")
+        return Finding(
+            Status.FAIL,
+            f"{', '.join(sorted(missing))} not installed",
+            fix=Fix("install the GPU engine", ("pip install 'glm53ctl[cuda]'",)),
+        )
+    missing = cpu - have
+    if missing:
+        return Finding(
+            Status.FAIL,
+            f"{', '.join(sorted(missing))} not installed",
+            fix=Fix("install the CPU engine", ("pip install 'glm53ctl[cpu]'",)),
+        )
+    return passed("torch and transformers are installed")
+
+
+def address(context: Context) -> Finding:
+    wanted = context.profile.settings
+    where = f"{wanted.host}:{wanted.port}"
+    problem = context.system.bind_problem(wanted.host, wanted.port)
+    if problem == "in use":
+        return Finding(
+            Status.WARN,
+            f"{where} is in use; it may be our own server",
+            fix=Fix("look, or choose another port", ("glm53ctl status", "glm53ctl up --port 8081")),
+        )
+    if problem == "not local":
+        return Finding(
+            Status.FAIL,
+            f"{wanted.host} is not an address of this machine",
+            fix=Fix(f"set by {context.profile.origin('listen.host')}; use 127.0.0.1 or 0.0.0.0"),
+        )
+    if problem is not None:
+        return Finding(
+            Status.FAIL,
+            f"{where}: {problem}",
+            fix=Fix("use a port from 1024 on", ("glm53ctl up --port 8080",)),
+        )
+    return passed(f"{where} is free")
+
+
+def key(context: Context) -> Finding:
+    """Beyond loopback a key is needed; a key file must be ours alone."""
+    wanted = context.profile.settings
+    file = wanted.api_key_file
+    if file is None:
+        if wanted.host in LOOPBACK:
+            return skipped("not needed on loopback")
+        return passed("generated at the first start, because others can reach the port")
+    try:
+        mode = file.stat().st_mode & 0o077
+    except OSError as err:
+        return Finding(Status.FAIL, f"{file}: {err.strerror}", fix=Fix("name an existing file"))
+    if mode:
+        return Finding(
+            Status.WARN,
+            f"{file} can be read by others",
+            fix=Fix("close it", (f"chmod 600 {file}",)),
+        )
+    return passed(str(file))
+
+
+def fit(context: Context) -> Finding:
+    """The verdict: which mode would run."""
+    outcome = context.outcome
+    if outcome is None:
+        error = context.outcome_error or context.model_error
+        return Finding(
+            Status.FAIL,
+            error.message if error else "no plan could be made",
+            fix=Fix(error.hint) if error and error.hint else None,
+        )
+    if outcome.plan is None:
+        reasons = "; ".join(f"{item.mode}: {item.reason}" for item in outcome.rejections)
+        return Finding(
+            Status.FAIL,
+            f"{outcome.model_name} does not fit: {reasons}",
+            fix=Fix("the bundled model runs here", ("glm53ctl up --model tiny",))
+            if outcome.model_name != "tiny"
+            else None,
+        )
+    expected = next((item for item in outcome.predictions if item.mode == outcome.plan.mode), None)
+    speed = f", {expected.text} expected" if expected else ""
+    return passed(f"{outcome.model_name} in mode {outcome.plan.mode}{speed}")
+
+
+FIRST = (Spec("HOST-001", "host", "Host", host), Spec("CFG-001", "settings", "Host", settings))
+LAST = (
+    Spec("ENG-001", "engine", "Engine", engines),
+    Spec("NET-001", "port", "Network", address),
+    Spec("NET-002", "API key", "Network", key),
+    Spec("FIT-001", "verdict", "Verdict", fit),
+)

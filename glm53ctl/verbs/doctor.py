@@ -1,0 +1,67 @@
+"""`glm53ctl doctor`: what this machine can do, what is wrong with it, and how to fix it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from glm53ctl.verbs import options
+
+
+def doctor(
+    *,
+    model: options.ModelOption = None,
+    mode: options.ModeOption = None,
+    profile: options.ProfileOption = None,
+    gpu: options.GpuOption = None,
+    host: options.HostOption = None,
+    port: options.PortOption = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="Run only these checks.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", metavar="ID", help="Leave these checks out.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Read only; measure nothing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 5 when there is advice.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the checks and end.")] = False,
+    sudo: Annotated[
+        bool, typer.Option("--print-sudo-cmd", help="Print the fixes that need root, only those.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show all evidence.")] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Check this machine: one line per check, with the fix where something is wrong.
+
+    Examples:
+
+      glm53ctl doctor
+
+      glm53ctl doctor --model tiny --quick
+
+      glm53ctl doctor --only GPU-004 -v
+    """
+    from glm53ctl import choose, doctor_text, render
+    from glm53ctl import doctor as examiner
+    from glm53ctl.env import Environ
+    from glm53ctl.probes.system import this_system
+
+    if list_:
+        rows = [(spec.id, spec.area, spec.title) for spec in examiner.SPECS]
+        render.emit("\n".join(render.columns(rows, indent="")))
+        return
+    wanted = choose.PlanOptions(
+        mode=mode, model=model, profile=profile, gpu=gpu, host=host, port=port
+    )
+    report = examiner.examine(
+        wanted, this_system(Environ.current()), only=only or (), skip=skip or (), quick=quick
+    )
+    if sudo:
+        render.emit("\n".join(examiner.sudo_commands(report)))
+    elif json_:
+        render.emit_json(examiner.document(report, strict=strict))
+    else:
+        for line in doctor_text.lines(report, render.look(), verbose=verbose):
+            render.emit(line)
+    raise typer.Exit(report.exit_code(strict=strict))
