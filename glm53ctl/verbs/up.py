@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from glm53ctl.plan import Plan
     from glm53ctl.supervisor.state import Instance
 
+_TAIL_LINES = 20
 Style = Literal["json", "url", "words"]
 
 
@@ -79,7 +80,7 @@ def up(
 
 def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int:
     from glm53ctl import choose, client, render, starting
-    from glm53ctl.start_view import StartView
+    from glm53ctl.errors import Conflict
 
     situation = choose.survey(options)
     for warning in situation.profile.warnings:
@@ -87,24 +88,42 @@ def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int
     instance = starting.find_instance(situation.paths, situation.profile.settings.instance)
     wished = starting.wishes(situation.profile)
     already = client.is_running(instance)
-    if already and replace:
-        client.stop(instance, None)
-        situation, already = choose.survey(options), False
     if already:
-        starting.agree(instance, wished, lambda: choose.decide(situation).chosen())
-    else:
+        try:
+            starting.agree(instance, wished, lambda: choose.decide(situation).chosen())
+        except Conflict:
+            if not replace:
+                raise
+            client.stop(instance, None)
+            situation, already = choose.survey(options), False
+    if not already:
         _launch(instance, choose.decide(situation).chosen(), wished)
+    record = _wait(instance, ours=not already)
+    _tell(instance, record, already, style)
+    return _attach(instance) if attach else 0
+
+
+def _wait(instance: Instance, *, ours: bool) -> dict[str, Any]:
+    """Show the start until it serves. Ctrl-C stops what we started, and only that."""
+    from glm53ctl import client, render, starting
+    from glm53ctl.errors import StartFailed
+    from glm53ctl.start_view import StartView
+    from glm53ctl.supervisor import logs
+
     view = StartView()
     try:
-        record = starting.wait_ready(instance, view)
+        return starting.wait_ready(instance, view)
     except KeyboardInterrupt:
-        if not already:
+        if ours:
             client.stop(instance, 0.0)
+        raise
+    except StartFailed:
+        view.close()
+        for line in logs.tail(instance.log_path, _TAIL_LINES):
+            render.say(f"  | {line}")
         raise
     finally:
         view.close()
-    _tell(instance, record, already, style)
-    return _attach(instance) if attach else 0
 
 
 def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
@@ -112,6 +131,8 @@ def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
     from glm53ctl.errors import Conflict
 
     starting.check_startable(plan)
+    if starting.make_api_key(instance, plan):
+        render.say(f" key   made an API key for {plan.listen.host}: {plan.listen.api_key_file}")
     render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
     if not client.launch(instance, plan, wishes=wished):
         raise Conflict(

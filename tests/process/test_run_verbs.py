@@ -1,0 +1,231 @@
+"""`up`, `status`, `logs`, `restart`, `down` and `serve` as a user calls them, scripted engine behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from stage import free_port, wait_until
+
+from glm53ctl.paths import tiny_checkpoint
+from glm53ctl.supervisor.state import Identity
+
+SCRIPTED = ("--engine", "scripted", "--model", "tiny")
+
+
+class Shell:
+    """The command line with a private root directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port = free_port()
+        self.folder = root / "state" / "default"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("GLM53_")},
+            "GLM53_ROOT": str(root),
+            "HOME": str(root),
+            "XDG_CONFIG_HOME": "",
+            "XDG_RUNTIME_DIR": "",
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "glm53ctl", *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def up(self, *arguments: str, port: int | None = None) -> subprocess.CompletedProcess[str]:
+        return self("up", *SCRIPTED, "--port", str(port or self.port), *arguments)
+
+    def record(self) -> dict:
+        return json.loads(self("status", "--json").stdout)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path)
+    yield made
+    if made.folder.exists():
+        made("down", "--force")
+
+
+def test_a_day_with_the_run_verbs(shell: Shell):
+    done = shell.up()
+    assert done.returncode == 0, done.stderr
+    url = f"http://127.0.0.1:{shell.port}"
+    assert f"ready  {url}/v1   model tiny" in done.stdout
+    curl = next(line for line in done.stdout.splitlines() if line.startswith("try"))
+    answer = subprocess.run(
+        ["bash", "-c", curl.removeprefix("try")], capture_output=True, check=True, text=True
+    )
+    assert "Hello from the scripted engine" in answer.stdout
+
+    again = shell.up()
+    assert (again.returncode, "already up with this plan" in again.stdout) == (0, True)
+    assert shell.up("--mode", "cpu").returncode == 0  # the same plan, asked for differently
+
+    before = (shell.folder / "state.json").read_bytes()
+    other = shell.up(port=free_port())
+    assert other.returncode == 6
+    assert f"listen.port {shell.port} → " in other.stderr
+    assert (shell.folder / "state.json").read_bytes() == before  # T-052
+
+    status = shell("status")
+    assert (status.returncode, "● serving" in status.stdout) == (0, True)
+    document = shell.record()
+    assert (document["phase"], document["stats"]["requests"]) == ("ready", 1)
+
+    assert shell("restart").returncode == 0
+    assert shell.record()["child"] != document["child"]
+    assert "supervisor: starting -> ready" in shell("logs", "-n", "3").stdout
+
+    moved = shell.up("--replace", port=free_port())
+    assert moved.returncode == 0, moved.stderr
+    pids = [shell.record()[name]["pid"] for name in ("supervisor", "child")]
+
+    assert "stopped" in shell("down").stdout
+    second = shell("down")
+    assert (second.returncode, "was not running" in second.stdout) == (0, True)
+    assert shell("status").returncode == 3
+    assert [Identity.of(pid) for pid in pids] == [None, None]
+    left = {path.name for path in shell.folder.parent.rglob("*") if not path.is_dir()}
+    assert left == {"plan.json", "state.json", "wishes.json", "server.log"}
+
+
+def test_T056_a_port_in_use_names_its_owner(shell: Shell):
+    with socket.create_server(("127.0.0.1", shell.port)):
+        done = shell.up()
+        assert done.returncode == 6
+        assert f"127.0.0.1:{shell.port} is held by pid {os.getpid()}" in done.stderr
+        assert "pytest" in done.stderr
+    assert not (shell.folder / "lock").exists()
+
+
+def test_T056_a_wildcard_bind_sees_the_loopback_holder(shell: Shell):
+    with socket.create_server(("127.0.0.1", shell.port)):
+        done = shell.up("--host", "0.0.0.0")
+    assert (done.returncode, f"127.0.0.1:{shell.port} is held by" in done.stderr) == (6, True)
+
+
+def test_T058_an_address_of_another_machine_is_refused_before_the_start(shell: Shell):
+    done = shell.up("--host", "192.0.2.33")
+    assert done.returncode == 2
+    assert "192.0.2.33 is not an address of this machine" in done.stderr
+    assert not (shell.folder / "state.json").exists()
+
+
+def _truncated(folder: Path) -> str:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    return "model.safetensors"
+
+
+def _no_processor(folder: Path) -> str:
+    (folder / "processor_config.json").unlink()
+    return "processor_config.json"
+
+
+def _wrong_architecture(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["LlamaForCausalLM"]
+    config["model_type"] = "llama"
+    (folder / "config.json").write_text(json.dumps(config))
+    return "config.json"
+
+
+def _not_a_checkpoint(folder: Path) -> str:
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / "holiday.jpg").write_bytes(b"x")
+    return "config.json"
+
+
+@pytest.mark.parametrize(
+    "damage", [_truncated, _no_processor, _wrong_architecture, _not_a_checkpoint]
+)
+def test_a_bad_model_is_one_error_naming_the_file(shell: Shell, damage):
+    folder = shell.root / "model"
+    shutil.copytree(tiny_checkpoint(), folder)
+    name = damage(folder)
+    done = shell("up", "--mode", "cpu", "--model", str(folder), "--port", str(shell.port))
+    assert done.returncode == 7
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error[")]
+    assert len(errors) == 1
+    assert name in errors[0]
+    assert not (shell.folder / "lock").exists()
+    assert shell("status").returncode == 3
+
+
+def test_T050_a_record_of_another_boot_is_cleared_and_nobody_is_signalled(shell: Shell):
+    assert shell.up().returncode == 0
+    record = json.loads((shell.folder / "state.json").read_text())
+    shell("down")
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        stale = {"pid": stranger.pid, "start_ticks": 5, "boot_id": "an older boot"}
+        left = {**record, "phase": "ready", "child": stale, "supervisor": stale}
+        (shell.folder / "state.json").write_text(json.dumps(left))
+        (shell.folder / "lock").touch()
+        assert shell("status").returncode == 3
+        assert shell.record()["phase"] == "stopped"
+        assert shell("down").returncode == 0
+        assert stranger.poll() is None
+        assert shell.up().returncode == 0
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_T052_two_ups_at_once_start_one_server(shell: Shell):
+    ports = free_port(), free_port()
+    both = [shell.start("up", *SCRIPTED, "--port", str(port)) for port in ports]
+    ended = []
+    for process in both:
+        with process:
+            _, err = process.communicate(timeout=60)
+        ended.append((process.returncode, err))
+    assert sorted(code for code, _ in ended) == [0, 6], ended
+    assert shell.record()["phase"] == "ready"
+
+
+def test_attached_up_stops_on_ctrl_c(shell: Shell):
+    with shell.start("up", *SCRIPTED, "--port", str(shell.port), "--attach") as process:
+        wait_until(lambda: (shell.folder / "lock").exists())
+        wait_until(lambda: _serves(shell.port))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "ready" in out
+    assert shell("status").returncode == 3
+
+
+def _serves(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_serve_runs_in_the_foreground_and_ends_on_sigterm(shell: Shell):
+    with shell.start("serve", *SCRIPTED, "--port", str(shell.port)) as process:
+        wait_until(lambda: _serves(shell.port))
+        assert not shell.folder.exists()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert f"ready http://127.0.0.1:{shell.port}/v1" in err
