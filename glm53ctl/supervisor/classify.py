@@ -7,7 +7,7 @@ moved; a bare SIGKILL is "cause not proven".
 from __future__ import annotations
 
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -187,6 +187,20 @@ def _by_code(ending: Ending) -> Failure:
         return Failure("quit", "exited by itself with code 0")
     last = f": {ending.tail[-1]}" if ending.tail else ""
     return Failure("crash", f"exited with code {code}{last}", hint=_LOGS_HINT)
+
+
+def lost_in_sleep(failure: Failure) -> Failure:
+    """The same failure, soon after the machine woke up: drivers often lose the GPU in a suspend."""
+    if failure.healing is Healing.NEVER:
+        return failure
+    return replace(
+        failure,
+        kind="GPU lost in suspend",
+        summary=f"{failure.summary}, soon after the machine woke from suspend",
+        healing=Healing.ONCE,
+        hint="keep VRAM over a suspend (NVreg_PreserveVideoMemoryAllocations=1 and the "
+        "nvidia-suspend service), or reload the module nvidia_uvm",
+    )
 
 
 def no_progress(limit_s: float, where: str) -> Failure:

@@ -87,9 +87,11 @@ def follow(
                     yield from _last_lines(file, lines)
             first = False
             if file is not None:
-                for line in file:
-                    yield line.decode(errors="replace").rstrip("\n")
+                yield from _new_lines(file)
                 if _replaced(path, file.fileno()):
+                    yield from _new_lines(file)
+                    for skipped in _rotated_since(path, file.fileno()):
+                        yield from _new_lines(skipped)
                     file.close()
                     file = None
                     continue
@@ -101,8 +103,27 @@ def follow(
             file.close()
 
 
+def _new_lines(file: BinaryIO) -> Iterator[str]:
+    for line in file:
+        yield line.decode(errors="replace").rstrip("\n")
+
+
 def _replaced(path: Path, fd: int) -> bool:
     try:
         return path.stat().st_ino != os.fstat(fd).st_ino
     except FileNotFoundError:
         return False
+
+
+def _rotated_since(path: Path, fd: int) -> Iterator[BinaryIO]:
+    """Files between an open one that was rotated away and the newest, oldest first."""
+    inode = os.fstat(fd).st_ino
+    between: list[Path] = []
+    for number in range(1, KEEP + 1):
+        older = _numbered(path, number)
+        if not older.exists() or older.stat().st_ino == inode:
+            break
+        between.append(older)
+    for older in reversed(between):
+        with older.open("rb") as file:
+            yield file

@@ -18,7 +18,7 @@ from typing import Any
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor import logs, machine
 from glm53ctl.supervisor.child import Child, child_environment
-from glm53ctl.supervisor.classify import Ending, Failure, Report, classify, stalled
+from glm53ctl.supervisor.classify import Ending, Failure, Report, classify, lost_in_sleep, stalled
 from glm53ctl.supervisor.control import Record, serve_control
 from glm53ctl.supervisor.machine import Action, Event, Phase, Policy, State, step
 from glm53ctl.supervisor.pulse import PulseReader
@@ -258,7 +258,11 @@ class Supervisor:
             self._report,
             tuple(logs.tail(self._instance.log_path, 20)),
         )
-        self._post(machine.Exited(time.monotonic(), child.number, classify(ending)))
+        failure = self._seen_waking(classify(ending))
+        self._post(machine.Exited(time.monotonic(), child.number, failure))
+
+    def _seen_waking(self, failure: Failure) -> Failure:
+        return lost_in_sleep(failure) if self._plan.gpu and self._pulses.waking else failure
 
     # -- the watchdog ----------------------------------------------------------------------------
 
@@ -276,7 +280,8 @@ class Supervisor:
             now = time.monotonic()
             self._watch = judge(watch, seen, now, self._policy)
             if self._watch.health is Health.STALLED:
-                self._post(machine.Stalled(now, child.number, stalled(self._watch.words)))
+                failure = self._seen_waking(stalled(self._watch.words))
+                self._post(machine.Stalled(now, child.number, failure))
 
 
 def _wall_clock() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,26 +21,34 @@ from glm53ctl.supervisor.machine import Policy
 from glm53ctl.supervisor.watchdog import Pulse, Silence, Watch, parse_pulse
 
 _SUSPEND_S = 30.0  # boot time this far ahead of running time since the last look: we were asleep
+_WAKING_S = 300.0  # a failure this soon after waking has to do with it
 
 
 class PulseReader:
     """Reads /stats of one server, whatever child serves it."""
 
-    def __init__(self, plan: Plan, policy: Policy) -> None:
+    def __init__(
+        self, plan: Plan, policy: Policy, time_asleep_s: Callable[[], float] | None = None
+    ) -> None:
         self._plan = plan
         self._policy = policy
+        self._time_asleep_s = time_asleep_s or _time_asleep_s
         self._canary: asyncio.Task[None] | None = None
         self._canary_at = time.monotonic()
-        self._asleep_s = _time_asleep_s()
+        self._asleep_s = self._time_asleep_s()
+        self._woke_at: float | None = None
+
+    @property
+    def waking(self) -> bool:
+        """True for some minutes after the machine was suspended."""
+        return self._woke_at is not None and time.monotonic() - self._woke_at < _WAKING_S
 
     async def read(self, url: str, watch: Watch) -> Pulse | Silence:
         """One observation; takes at most the policy's `silent_s`. Starts a canary when one is due."""
         now = time.monotonic()
-        asleep_s = _time_asleep_s()
-        woke = asleep_s - self._asleep_s > _SUSPEND_S
-        self._asleep_s = asleep_s
         idle_since = max(watch.busy_at, self._canary_at)
-        if woke or (not watch.working and now - idle_since >= self._policy.canary_idle_s):
+        idle = not watch.working and now - idle_since >= self._policy.canary_idle_s
+        if self._woke(now) or idle:
             self._start_canary(url, now)
         try:
             async with httpx.AsyncClient(
@@ -52,6 +61,14 @@ class PulseReader:
         except (httpx.HTTPError, ValueError):
             return Silence(refused=False)
         return parse_pulse(stats) or Silence(refused=False)
+
+    def _woke(self, now: float) -> bool:
+        """True on the first look after a suspend."""
+        before, self._asleep_s = self._asleep_s, self._time_asleep_s()
+        woke = self._asleep_s - before > _SUSPEND_S
+        if woke:
+            self._woke_at = now
+        return woke
 
     def _start_canary(self, url: str, now: float) -> None:
         if self._canary is None or self._canary.done():

@@ -44,13 +44,8 @@ def parse(line: bytes) -> Message | None:
     """One line of the pipe; None for anything that does not belong there."""
     try:
         body = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(body, dict):
-        return None
-    try:
-        return _message(cast("dict[str, Any]", body))
-    except (KeyError, TypeError, ValueError):
+        return _message(cast("dict[str, Any]", body)) if isinstance(body, dict) else None
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -59,7 +54,7 @@ def _message(body: dict[str, Any]) -> Message | None:
         return Serving(str(body["url"]))
     if "failed" in body:
         failed = body["failed"]
-        hint = failed.get("hint")
+        hint = failed["hint"]
         return Report(
             str(failed["id"]), str(failed["message"]), None if hint is None else str(hint)
         )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
+import psutil
 from stage import FAST, Stage, wait_until
 
 from glm53ctl import client
+from glm53ctl.plan import EngineName, Mode
+from glm53ctl.supervisor import logs
 from glm53ctl.supervisor.state import Identity, session_members
 
 
@@ -101,3 +106,50 @@ def test_T061_hung_engine_is_restarted(stage: Stage):
     record = stage.wait_for("ready", restarts=1)
     assert record["last_failure"]["kind"] == "stalled"
     assert "1 running, 0 queued, but no step" in record["last_failure"]["summary"]
+
+
+def test_T067_a_gpu_plan_never_becomes_a_cpu_server(stage: Stage):
+    plan = replace(stage.plan(), engine=EngineName.EXL3, mode=Mode.FAST)
+    client.launch(stage.instance, plan, FAST)
+    record = stage.settle()
+    assert record["phase"] == "failed"
+    assert record["last_failure"]["kind"] in {"unsupported", "no GPU", "bad plan"}
+
+
+def test_T073_an_open_stream_does_not_block_the_end_and_gets_its_last_event(stage: Stage):
+    url = stage.up(tokens_per_s=5.0)["url"]
+    pids = stage.pids()
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1000, "stream": True, "min_tokens": 1000}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        start = time.monotonic()
+        client.request(stage.instance, {"verb": "stop", "drain_s": 0.5})
+        events = [line for line in lines if line]
+        took_s = time.monotonic() - start
+    assert took_s < 0.5 + FAST.grace_s + 1.5
+    assert "shutting_down" in events[-1] or events[-1] == "data: [DONE]"
+    stage.assert_nothing_left(*pids)
+
+
+def test_T079b_restarts_leave_no_zombies_and_the_log_is_reopened_after_rotation(stage: Stage):
+    stage.up()
+    supervisor, first = stage.pids()
+    with stage.instance.log_path.open("a") as log:
+        log.truncate(logs.MAX_BYTES + 1)
+    rotated = stage.instance.log_path.with_name("server.log.1")
+    wait_until(rotated.exists)
+    wait_until(lambda: Path(f"/proc/{first}/fd/1").readlink() == stage.instance.log_path)
+    for number in range(3):
+        client.request(stage.instance, {"verb": "restart", "drain_s": 0.0})
+        wait_until(lambda old=first: _child_of(stage) not in {None, old})
+        first = stage.wait_for("ready")["child"]["pid"]
+        assert [child.status() for child in psutil.Process(supervisor).children()] in (
+            [psutil.STATUS_SLEEPING],
+            [psutil.STATUS_RUNNING],
+        ), number
+
+
+def _child_of(stage: Stage) -> int | None:
+    child = stage.record()["child"]
+    return child["pid"] if child else None

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from glm53ctl.errors import ChildExit
-from glm53ctl.supervisor.classify import Ending, Failure, Healing, Report, classify
+from glm53ctl.supervisor.classify import Ending, Failure, Healing, Report, classify, lost_in_sleep
 from glm53ctl.supervisor.oom import count_oom_kills
 
 
@@ -76,6 +76,14 @@ def test_an_unknown_crash_quotes_its_last_line():
 def test_failures_survive_the_state_file():
     failure = classify(Ending(-signal.SIGKILL, oom_kills=2))
     assert Failure.from_dict(failure.to_dict()) == failure
+
+
+def test_T068_a_failure_soon_after_waking_is_blamed_on_the_suspend_and_tried_once():
+    lost = lost_in_sleep(classify(Ending(70)))
+    assert (lost.kind, lost.healing) == ("GPU lost in suspend", Healing.ONCE)
+    assert "PreserveVideoMemoryAllocations" in lost.hint
+    permanent = classify(Ending(65))
+    assert lost_in_sleep(permanent) == permanent
 
 
 def write(root, path: str, text: str) -> None:

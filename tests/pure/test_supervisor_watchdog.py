@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
+from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
 from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.watchdog import (
     Health,
     Pulse,
@@ -86,3 +91,72 @@ def test_stats_without_a_pulse_are_no_pulse():
 def test_the_cpu_mode_is_given_more_time():
     assert policy_for("cpu", POLICY).stall_s == 300
     assert policy_for("fast", POLICY) == POLICY
+
+
+class Server:
+    """Answers every request with one body, and remembers the requests."""
+
+    def __init__(self, body: bytes, delay_s: float = 0.0) -> None:
+        self.body, self.delay_s = body, delay_s
+        self.seen: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.seen.append((await reader.readuntil(b"\r\n")).decode().rsplit(" ", 1)[0])
+        await asyncio.sleep(self.delay_s)
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(self.body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + self.body)
+        await writer.drain()
+        writer.close()
+
+
+def a_plan() -> Plan:
+    model, listen = ModelPlan("/nowhere", "tiny", 2048), ListenPlan()
+    return Plan(Mode.CPU, EngineName.SCRIPTED, model, listen, CpuPlan(1, ()))
+
+
+async def observe(server: Server, *, policy: Policy = POLICY, asleep=lambda: 0.0, reads: int = 1):
+    listener = await asyncio.start_server(server, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    reader = PulseReader(a_plan(), policy, asleep)
+    async with listener:
+        for _ in range(reads):
+            seen = await reader.read(url, Watch.start(0.0))
+            await asyncio.sleep(0.05 + server.delay_s)
+    return seen, reader
+
+
+BODY = b'{"steps": 3, "running": 1, "queued": 0}'
+
+
+def test_a_pulse_is_read_from_stats():
+    server = Server(BODY)
+    seen, reader = asyncio.run(observe(server))
+    assert (seen, reader.waking, server.seen) == (Pulse(3, 1, 0), False, ["GET /stats"])
+
+
+def test_an_answer_without_a_pulse_is_a_silence_but_no_refusal():
+    assert asyncio.run(observe(Server(b"[]")))[0] == Silence(refused=False)
+    slow = observe(Server(BODY, delay_s=1.2), policy=Policy(silent_s=1.0))
+    assert asyncio.run(slow)[0] == Silence(refused=False)
+
+
+def test_a_closed_port_is_a_refusal():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        reader = PulseReader(a_plan(), POLICY)
+        assert asyncio.run(reader.read(url, Watch.start(0.0))) == Silence(refused=True)
+
+
+def test_a_long_idle_server_is_asked_for_one_token():
+    server = Server(BODY)
+    asyncio.run(observe(server, policy=Policy(canary_idle_s=0.0)))
+    assert sorted(server.seen) == ["GET /stats", "POST /v1/completions"]
+
+
+def test_T068_waking_from_suspend_is_noticed_and_tried_with_one_token():
+    hours = iter([0.0, 4 * 3600.0, 4 * 3600.0])
+    server = Server(BODY)
+    _, reader = asyncio.run(observe(server, asleep=lambda: next(hours), reads=2))
+    assert reader.waking
+    assert server.seen.count("POST /v1/completions") == 1
