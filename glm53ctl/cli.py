@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from glm53ctl import __version__, render
+from glm53ctl import __version__, crash, render
 from glm53ctl.env import nearest
 from glm53ctl.errors import Glm53Error, UsageError
 
@@ -110,6 +110,11 @@ def run(arguments: list[str]) -> int:
         # The reader of our output is gone (`| head`): no second complaint at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as err:
+        if debug:
+            raise
+        render.show_error(crash.bug(err), as_json=as_json)
+        return 1
     return result if isinstance(result, int) else 0
 
 

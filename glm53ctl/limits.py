@@ -42,7 +42,7 @@ def pick_gpu(hardware: Hardware, selector: str | None) -> Gpu:
     return select_gpu(hardware.gpus, selector)
 
 
-def check_gpu(hardware: Hardware, gpu: Gpu, mode: Mode) -> None:
+def check_gpu(hardware: Hardware, gpu: Gpu) -> None:
     """Raises Rejected when the card, its driver, the CPU or the installation rules a mode out."""
     if gpu.unified_memory:
         raise Rejected(f"{gpu.name}: unified-memory parts are not supported by this build")
@@ -61,18 +61,19 @@ def check_gpu(hardware: Hardware, gpu: Gpu, mode: Mode) -> None:
         raise Rejected(
             f"the MIG slice has {(gpu.total_bytes or 0) / GIB:.1f} GiB, 20 GiB are needed"
         )
-    _check_cpu(hardware, mode)
+    _check_cpu(hardware)
     missing = {"torch", "exllamav3", "fastapi"} - hardware.engines
     if missing:
         raise Rejected(f"{', '.join(sorted(missing))} not installed (pip install 'glm53ctl[cuda]')")
 
 
-def _check_cpu(hardware: Hardware, mode: Mode) -> None:
+def _check_cpu(hardware: Hardware) -> None:
+    """AVX2 for every GPU mode: exllamav3 and torch are built with it, not only our CPU tier."""
     lacking = [flag for flag in AVX2_SET if flag not in hardware.cpu.flags]
-    if mode is Mode.FAST and lacking:
+    if lacking:
         masked = ", masked by the hypervisor" if hardware.cpu.hypervisor else ""
         raise Rejected(f"the CPU lacks {', '.join(lacking).upper()}{masked}")
-    if mode is Mode.FAST and hardware.cpu.self_test not in {None, "ok"}:
+    if hardware.cpu.self_test not in {None, "ok"}:
         raise Rejected(
             f"the CPU kernels do not run here: {hardware.cpu.self_test}, although the flags say AVX2"
         )

@@ -116,7 +116,7 @@ def _first(plans: list[tuple[Plan, Prediction | None]]) -> Plan:
 def _gpu_plan(inputs: _Inputs, mode: Mode) -> tuple[Plan, Prediction | None]:
     hardware, settings, facts = inputs.hardware, inputs.profile.settings, inputs.model.facts
     gpu = pick_gpu(hardware, settings.gpu)
-    check_gpu(hardware, gpu, mode)
+    check_gpu(hardware, gpu)
     cache_tokens = _cache_tokens(inputs)
     vram, slots = gpu_budget(gpu, facts, settings, mode, cache_tokens)
     ram = ram_budget(hardware, facts, settings, mode)
@@ -192,7 +192,7 @@ def _plan(inputs: _Inputs, **parts: object) -> Plan:
     """A Plan with the parts that every mode has in common."""
     settings, facts = inputs.profile.settings, inputs.model.facts
     key_file = str(settings.api_key_file) if settings.api_key_file else None
-    if key_file is None and settings.host not in LOOPBACK:
+    if key_file is None and (settings.host not in LOOPBACK or inputs.profile.key_in_environment):
         key_file = str(inputs.paths.instance_dir(settings.instance) / "api-key")
     return Plan(
         model=ModelPlan(

@@ -33,6 +33,7 @@ class Profile:
     origins: Mapping[str, Origin]  # by TOML key
     warnings: tuple[str, ...] = ()
     name: str = DEFAULT_PROFILE
+    key_in_environment: bool = False  # GLM53_API_KEY is set; its value stays there
 
     def origin(self, key: str) -> str:
         """Text for a plan's Choice: "environment: GLM53_PORT"."""
@@ -67,7 +68,8 @@ def load(
         _from_flags(flags),
     ):
         given.update({item.row.key: item for item in layer})
-    return Profile(_build(given), _origins(given), tuple(_warnings(environ)), name)
+    has_key = environ.get("GLM53_API_KEY") is not None
+    return Profile(_build(given), _origins(given), tuple(_warnings(environ)), name, has_key)
 
 
 def paths_for(profile: Profile, environ: Environ) -> Paths:

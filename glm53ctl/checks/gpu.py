@@ -7,6 +7,7 @@ from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, sk
 from glm53ctl.env import GIB
 from glm53ctl.hardware import GB_PER_LANE, DriverState, Gpu
 from glm53ctl.limits import MIG_MIN_BYTES
+from glm53ctl.probes import kernel_log
 from glm53ctl.render import gib
 
 _DRIVER_FIX = {
@@ -303,6 +304,36 @@ def slices(context: Context) -> Finding:
     return passed("a slice" if gpu.parent_uuid else "MIG is off")
 
 
+def log(context: Context) -> Finding:
+    """The kernel's own words; a log that cannot be read is unknown, never a pass."""
+    if context.hardware.driver.state is DriverState.ABSENT:
+        return skipped("no usable GPU")
+    found = kernel_log.probe(context.system)
+    if found is None:
+        return unknown(
+            "the kernel log cannot be read",
+            Fix(
+                "join the group that may read it", ("sudo usermod -aG systemd-journal $USER",), True
+            ),
+        )
+    lost = [event for event in found if event.kind == "lost"]
+    if lost:
+        return Finding(
+            Status.FAIL,
+            f"GPU {lost[-1].address or '(address not logged)'} fell off the bus in this boot",
+            fix=_DRIVER_FIX[DriverState.LOST],
+            blocking=context.wants_gpu,
+        )
+    xids = sorted({event.xid for event in found if event.xid} - kernel_log.HARMLESS_XIDS)
+    if xids:
+        return Finding(
+            Status.WARN,
+            f"NVIDIA errors in this boot: Xid {', '.join(map(str, xids))}",
+            fix=Fix("look them up in NVIDIA's Xid table", ("sudo journalctl -k -b -g NVRM",)),
+        )
+    return passed("no GPU errors in this boot")
+
+
 def _no_gpu(context: Context) -> Finding:
     if context.hardware.driver.state is DriverState.OK and context.outcome_error:
         return skipped("no GPU selected")
@@ -325,4 +356,5 @@ SPECS = (
     Spec("GPU-009", "NVML package", "GPU", binding),
     Spec("GPU-010", "resizable BAR", "GPU", resizable_bar),
     Spec("GPU-011", "MIG", "GPU", slices),
+    Spec("GPU-012", "kernel log", "GPU", log),
 )
