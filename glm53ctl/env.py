@@ -233,6 +233,7 @@ class Environ:
 
 
 def nearest(word: str, known: set[str] | tuple[str, ...]) -> str | None:
-    """The known word a typo most likely meant."""
-    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.7)
-    return found[0] if found else None
+    """The known word a typo most likely meant: first one of swapped letters, then the most alike."""
+    found = difflib.get_close_matches(word, sorted(known), n=5, cutoff=0.7)
+    swapped = [item for item in found if sorted(item) == sorted(word)]
+    return next(iter(swapped or found), None)

@@ -1,12 +1,12 @@
 """plan(hardware, model, settings) -> a Plan, or what rejected each mode. Pure.
 
 `auto` is an ordered list of modes, each tried by the same functions; the first that fits wins, except
-that exact goes before fast where it is predicted to be faster. Every choice carries its reason.
+that exact goes before fast where it is predicted to be no slower. Every choice carries its reason.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glm53ctl.checkpoint import ModelFacts
 from glm53ctl.env import GIB
@@ -105,11 +105,19 @@ def consider(hardware: Hardware, model: Model, profile: Profile, paths: Paths) -
 
 
 def _first(plans: list[tuple[Plan, Prediction | None]]) -> Plan:
-    """The first plan, unless a later GPU mode is predicted to be faster over its whole range."""
-    plan, best = plans[0]
-    for other, prediction in plans[1:]:
-        if best and prediction and prediction.low_tokens_per_s > best.high_tokens_per_s:
-            plan, best = other, prediction
+    """The first plan; exact instead of fast where exact is predicted to be no slower."""
+    plan, fast = plans[0]
+    for other, exact in plans[1:]:
+        if plan.mode is not Mode.FAST or other.mode is not Mode.EXACT or not fast or not exact:
+            continue
+        if exact.low_tokens_per_s >= fast.low_tokens_per_s and (
+            exact.high_tokens_per_s >= fast.high_tokens_per_s
+        ):
+            why = f"no slower than fast ({exact.text} against {fast.text}) and bit-identical"
+            choices = tuple(
+                replace(item, why=why) if item.key == "mode" else item for item in other.choices
+            )
+            return replace(other, choices=choices)
     return plan
 
 

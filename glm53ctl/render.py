@@ -146,7 +146,7 @@ def show_error(err: Glm53Error, *, as_json: bool = False) -> None:
 
 def gib(count: float) -> str:
     """Memory as people read it: "23.2 GiB", "64 MiB"."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB // 10 else f"{count / (1 << 20):.0f} MiB"
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def gigabytes(count: float) -> str:

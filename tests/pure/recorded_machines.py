@@ -115,7 +115,7 @@ def record(
         "measured": measured or {},
     }
     put(root, "/machine.json", json.dumps(machine))
-    home = {"HOME": str(root / "home/owner"), **(environ or {})}
+    home = {"HOME": "/home/owner", **(environ or {})}
     return RecordedSystem(Environ(home), root)
 
 
