@@ -27,6 +27,10 @@ from glm53ctl.checkpoint import Checkpoint, facts, open_checkpoint
 from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
 from glm53ctl.plan import Plan
 
+# Below this, a matrix product is done before a second core has woken up, and on a busy machine the
+# wait for it costs more than ten times what it saves.
+_PARALLEL_FROM_BYTES = 256 << 20
+
 
 class CpuEngine:
     """See engine.base.Engine. Owns one thread, which owns the model."""
@@ -37,6 +41,7 @@ class CpuEngine:
         kernels: CpuKernels,
         grammars: GrammarCompiler,
         info: EngineInfo,
+        torch_threads: int,
     ) -> None:
         self._info = info
         self._kernels = kernels
@@ -45,7 +50,7 @@ class CpuEngine:
         self._worker = Worker(
             lambda job: generate(model, job.request, job.guide, info.context_tokens),
             max_running=info.max_batch,
-            threads=kernels.threads,
+            threads=torch_threads,
         )
 
     @property
@@ -125,6 +130,7 @@ def load(plan: Plan, progress: Progress) -> CpuEngine:
     grammars = GrammarCompiler(checkpoint.path / "tokenizer.json", sizes.vocab_size, sizes.eos_ids)
     kernels = _kernels(plan)
     model = _model(checkpoint, kernels, progress)
+    torch_threads = plan.cpu.threads if sizes.resident_bytes >= _PARALLEL_FROM_BYTES else 1
     info = EngineInfo(
         engine="cpu",
         model_path=plan.model.path,
@@ -134,12 +140,13 @@ def load(plan: Plan, progress: Progress) -> CpuEngine:
         eos_ids=frozenset(sizes.eos_ids),
         max_batch=plan.limits.max_batch,
         details={
-            "threads": plan.cpu.threads,
+            "threads": kernels.threads,
+            "torch_threads": torch_threads,
             "isa": kernels.isa,
             "load_s": round(time.monotonic() - started_s, 2),
         },
     )
-    return CpuEngine(model, kernels, grammars, info)
+    return CpuEngine(model, kernels, grammars, info, torch_threads)
 
 
 class KernelsUnusable(StartFailed):
