@@ -18,14 +18,37 @@ from glm53_server.engine.base import Engine
 from glm53_server.grammar_check import GrammarChecker
 from glm53_server.middleware import Access, Gate, digests, is_loopback
 from glm53_server.openapi import document
-from glm53_server.routes import chat, completions, generate, health, models, tokens
+from glm53_server.routes import (
+    chat,
+    completions,
+    generate,
+    health,
+    messages,
+    models,
+    prometheus,
+    responses,
+    root,
+    tokens,
+)
 from glm53_server.service import Service
 from glm53_server.sse import ClientGone
 from glm53_server.tokenizer import Tokenizer
 from glm53ctl.errors import UsageError
 from glm53ctl.plan import Plan
 
-_ROUTERS = (chat, completions, models, health, generate, tokens)
+_ROUTERS = (
+    chat.router,
+    completions.router,
+    responses.router,
+    messages.router,
+    messages.count_router,
+    models.router,
+    generate.router,
+    tokens.router,
+    health.router,
+    prometheus.router,
+    root.router,
+)
 
 
 def create_app(engine: Engine, plan: Plan) -> FastAPI:
@@ -40,8 +63,8 @@ def create_app(engine: Engine, plan: Plan) -> FastAPI:
     grammars = GrammarChecker(tokenizer_json, info.vocab_size, info.eos_ids)
     app = FastAPI(title="glm53ctl", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = Service(engine, plan, tokenizer, grammars)
-    for module in _ROUTERS:
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     app.add_middleware(Gate, access=access)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from glm53_server.api_errors import ApiError, invalid
 from glm53_server.chat.arguments import Kind, Schema, value_kind
@@ -23,6 +23,7 @@ MAX_SCHEMA_CHARS = 64 * 1024
 MAX_REGEX_CHARS = 2048
 MAX_GRAMMAR_CHARS = 32 * 1024
 MAX_SCHEMA_DEPTH = 32
+_WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 async def chat_grammar(
@@ -96,7 +97,13 @@ def _schema(schema: object, param: str) -> Grammar:
             raise invalid(f"{param} is not valid JSON", param) from None
     if depth_exceeds(schema, MAX_SCHEMA_DEPTH):
         raise invalid(f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels", param)
-    return _bounded("json_schema", json.dumps(schema), MAX_SCHEMA_CHARS, param)
+    return _bounded("json_schema", json.dumps(_one_line(schema)), MAX_SCHEMA_CHARS, param)
+
+
+def _one_line(schema: object) -> dict[str, Any]:
+    """The schema with its white space fixed: a model left free to indent may never stop doing so."""
+    whole = cast(dict[str, Any], schema) if isinstance(schema, dict) else {"allOf": [schema]}
+    return {**whole, "x-guidance": _WHITE_SPACE}
 
 
 def _bounded(kind: str, text: str, limit: int, param: str | None = None) -> Grammar:
@@ -135,7 +142,11 @@ def _arguments(
         kind = value_kind(parameters, key)
         whole = schema if isinstance(schema, Mapping) else {}
         definitions = {k: parameters[k] for k in ("$defs", "definitions") if k in parameters}
-        value = "text" if kind is not Kind.JSON else f"%json {json.dumps({**whole, **definitions})}"
+        value = (
+            "text"
+            if kind is not Kind.JSON
+            else f"%json {json.dumps(_one_line({**whole, **definitions}))}"
+        )
         open_key, close_key = _token(tokenizer, Marker.KEY), _token(tokenizer, Marker.KEY_END)
         open_value, close_value = (
             _token(tokenizer, Marker.VALUE),

@@ -68,23 +68,27 @@ def refuse_unsupported(body: Request) -> None:
         log.info("ignored request fields: %s", shown)
 
 
-def context_overflow(info: EngineInfo, prompt_tokens: int, param: str) -> ApiError:
-    """The error clients recognise to compact their history."""
-    return ApiError(
-        f"This model's maximum context length is {info.context_tokens} tokens. However, you "
-        f"requested {prompt_tokens} tokens in the {param}, which leaves no room for output. "
-        f"Please reduce the length of the {param}.",
-        400,
-        "context_length_exceeded",
-        param,
-    )
+class ContextOverflow(ApiError):
+    """The prompt leaves no room for output. The sentence is the one clients look for."""
+
+    def __init__(self, prompt_tokens: int, limit_tokens: int, param: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit_tokens} tokens. However, you "
+            f"requested {prompt_tokens} tokens in the {param}, which leaves no room for output. "
+            f"Please reduce the length of the {param}.",
+            400,
+            "context_length_exceeded",
+            param,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit_tokens = limit_tokens
 
 
 def budget(info: EngineInfo, prompt_tokens: int, wanted: int | None, param: str) -> int:
     """Tokens to generate: what was asked for, at most the rest of the context."""
     room = info.context_tokens - prompt_tokens
     if room < 1:
-        raise context_overflow(info, prompt_tokens, param)
+        raise ContextOverflow(prompt_tokens, info.context_tokens, param)
     return room if wanted is None else min(wanted, room)
 
 

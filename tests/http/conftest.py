@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from glm53_server.app import create_app
 from glm53_server.engine import scripted
@@ -87,3 +93,33 @@ def make_app():
 @pytest.fixture
 def app(make_app):
     return make_app()
+
+
+@contextmanager
+def listening(app):
+    """Serve an App on a free loopback port from a thread; yields its URL."""
+    config = uvicorn.Config(app.asgi, log_level="warning", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture
+def live(make_app):
+    """live(script=..., ...) -> (App, URL) on a real socket."""
+    with ExitStack() as stack:
+
+        def start(**parts):
+            app = make_app(**parts)
+            return app, stack.enter_context(listening(app))
+
+        yield start
