@@ -18,8 +18,8 @@ from pathlib import Path
 from glm53ctl.env import Environ
 from glm53ctl.plan import read_plan
 from glm53ctl.supervisor import logs
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.loop import Supervisor
-from glm53ctl.supervisor.machine import Policy
 from glm53ctl.supervisor.state import Instance
 from glm53ctl.supervisor.watchdog import policy_for
 

@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from glm53ctl.plan import Plan
-from glm53ctl.supervisor import logs, machine
+from glm53ctl.supervisor import lifecycle, logs
 from glm53ctl.supervisor.child import Child, child_environment
 from glm53ctl.supervisor.classify import Ending, Failure, Report, classify, lost_in_sleep, stalled
 from glm53ctl.supervisor.control import Record, serve_control
-from glm53ctl.supervisor.machine import Action, Event, Phase, Policy, State, step
+from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
+from glm53ctl.supervisor.machine import give_up, step
 from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.ready import LoadProgress, Message, Serving
 from glm53ctl.supervisor.state import Identity, Instance, write_record
@@ -63,7 +64,7 @@ class Supervisor:
         watchdog = asyncio.create_task(self._watch_forever())
         loop.set_exception_handler(self._on_defect)
         try:
-            self._post(machine.Begin(time.monotonic()))
+            self._post(lifecycle.Begin(time.monotonic()))
             while self._state.exit_code is None:
                 await self._turn(await self._next_event())
         finally:
@@ -118,10 +119,10 @@ class Supervisor:
                 return
 
     def ask_stop(self, drain_s: float | None) -> None:
-        self._post(machine.Stop(time.monotonic(), drain_s))
+        self._post(lifecycle.Stop(time.monotonic(), drain_s))
 
     def ask_restart(self, drain_s: float | None) -> None:
-        self._post(machine.Restart(time.monotonic(), drain_s))
+        self._post(lifecycle.Restart(time.monotonic(), drain_s))
 
     # -- one turn --------------------------------------------------------------------------------
 
@@ -136,14 +137,14 @@ class Supervisor:
             left_s = max(0.0, deadline - time.monotonic())
             return await asyncio.wait_for(self._events.get(), left_s)
         except TimeoutError:
-            return machine.Tick(time.monotonic())
+            return lifecycle.Tick(time.monotonic())
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A defect of ours in a callback: better a loud end than a supervisor that sees half."""
         loop.default_exception_handler(context)
         failure = Failure("defect", f"defect in the supervisor: {context['message']}", exit_code=1)
-        self._state = machine.give_up(self._state, time.monotonic(), failure)
-        self._post(machine.Tick(time.monotonic()))
+        self._state = give_up(self._state, time.monotonic(), failure)
+        self._post(lifecycle.Tick(time.monotonic()))
 
     async def _turn(self, event: Event) -> None:
         before = self._state
@@ -152,7 +153,7 @@ class Supervisor:
         for action in actions:
             self._perform(action)
         moved = self._state.phase is not before.phase
-        if moved or (isinstance(event, machine.Progress) and self._progress_due()):
+        if moved or (isinstance(event, lifecycle.Progress) and self._progress_due()):
             await self._announce()
 
     def _progress_due(self) -> bool:
@@ -175,7 +176,9 @@ class Supervisor:
         if state.phase is before.phase:
             return
         words = f"{before.phase} -> {state.phase}"
-        failure = state.cause or (state.last_failure if isinstance(event, machine.Exited) else None)
+        failure = state.cause or (
+            state.last_failure if isinstance(event, lifecycle.Exited) else None
+        )
         if failure is not None and not (before.cause is None and not state.wanted):
             words += f": {failure.summary}"
             words += f" ({failure.proof})" if failure.proof else ""
@@ -212,7 +215,7 @@ class Supervisor:
             )
         except OSError as err:
             failure = Failure("cannot start", f"the server could not be started: {err}")
-            self._post(machine.Exited(time.monotonic(), number, failure))
+            self._post(lifecycle.Exited(time.monotonic(), number, failure))
             return
         self._child = child
         loop = asyncio.get_running_loop()
@@ -232,11 +235,11 @@ class Supervisor:
         match message:
             case LoadProgress():
                 self._progress = message
-                self._post(machine.Progress(now, number, message.words))
+                self._post(lifecycle.Progress(now, number, message.words))
             case Serving(url):
                 self._url = url
                 self._watch = Watch.start(now)
-                self._post(machine.Ready(now, number))
+                self._post(lifecycle.Ready(now, number))
             case Report():
                 self._report = message
 
@@ -259,7 +262,7 @@ class Supervisor:
             tuple(logs.tail(self._instance.log_path, 20)),
         )
         failure = self._seen_waking(classify(ending))
-        self._post(machine.Exited(time.monotonic(), child.number, failure))
+        self._post(lifecycle.Exited(time.monotonic(), child.number, failure))
 
     def _seen_waking(self, failure: Failure) -> Failure:
         return lost_in_sleep(failure) if self._plan.gpu and self._pulses.waking else failure
@@ -281,7 +284,7 @@ class Supervisor:
             self._watch = judge(watch, seen, now, self._policy)
             if self._watch.health is Health.STALLED:
                 failure = self._seen_waking(stalled(self._watch.words))
-                self._post(machine.Stalled(now, child.number, failure))
+                self._post(lifecycle.Stalled(now, child.number, failure))
 
 
 def _wall_clock() -> str:

@@ -17,7 +17,7 @@ import httpx
 
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor.access import auth_headers
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.watchdog import Pulse, Silence, Watch, parse_pulse
 
 _SUSPEND_S = 30.0  # boot time this far ahead of running time since the last look: we were asleep

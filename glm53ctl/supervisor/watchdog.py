@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 
 _REFUSALS = 3  # a server that listens refuses nobody; three in a row is no accident
 _STEP_FACTOR = 4.0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glm53ctl.supervisor.classify import Failure, Healing
-from glm53ctl.supervisor.machine import (
+from glm53ctl.supervisor.lifecycle import (
     Action,
     Begin,
     Exited,
@@ -22,8 +22,8 @@ from glm53ctl.supervisor.machine import (
     State,
     Stop,
     Tick,
-    step,
 )
+from glm53ctl.supervisor.machine import step
 
 POLICY = Policy()
 CRASH = Failure("crash", "exited with code 1")
