@@ -71,16 +71,24 @@ def build() -> typer.Typer:
     return app
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        render.emit(f"glm53ctl {__version__}")
+        raise typer.Exit
+
+
 def _root(
     *,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    version: Annotated[  # noqa: ARG001 - answered by its callback
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_version, help="Print the version and end."
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     color: Annotated[str, typer.Option(help="auto, always or never.", metavar="WHEN")] = "auto",
 ) -> None:
     render.set_flags(colour=color, debug=debug)
-    if version:
-        render.emit(f"glm53ctl {__version__}")
-        raise typer.Exit
 
 
 def run(arguments: list[str]) -> int:
