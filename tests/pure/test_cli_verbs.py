@@ -242,7 +242,7 @@ def test_D18_any_output_encoding_works(tmp_path, encoding):
 def test_completion_is_offered(glm53ctl):
     found = subprocess.run(
         [sys.executable, "-m", "glm53ctl"], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={"PATH": os.environ["PATH"], 
+        env={"PATH": os.environ["PATH"],
              "_GLM53CTL_COMPLETE": "complete_bash", "COMP_WORDS": "glm53ctl do", "COMP_CWORD": "1"},
     )  # fmt: skip
     assert "doctor" in found.stdout.split()
