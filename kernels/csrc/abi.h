@@ -14,7 +14,13 @@
 #ifdef __cplusplus
 #define GLM53_API extern "C" __attribute__((visibility("default")))
 #else
-#define GLM53_API __attribute__((visibility("default")))
+#define GLM53_API __attribute__((visibility("default")))GLM53_API int glm53_cpu_tier_mailbox_bytes(uint32_t hidden, uint64_t* out);
+GLM53_API int glm53_cpu_tier_open(glm53_cpu* cpu, const glm53_cpu_tier_args* args, glm53_cpu_tier** out);
+GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier);
+GLM53_API int glm53_cpu_tier_stats(glm53_cpu_tier* tier, glm53_cpu_tier_counters* out);
+GLM53_API int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted);
+GLM53_API int glm53_cpu_clock_step(const glm53_clock_step_args* args);
+
 #endif
 
 enum glm53_status {
@@ -117,6 +123,59 @@ typedef struct glm53_cpu_expert_forward_args {
   const float* pick_weight;
 } glm53_cpu_expert_forward_args;
 
+/* The CPU tier of fast mode (cpu/tier.h). */
+typedef struct glm53_cpu_tier glm53_cpu_tier;
+
+/* tables has layers * experts entries and is copied; mailbox has glm53_cpu_tier_mailbox_bytes and
+ * is aligned to 64. watchdog_ms: how long a job may take before the GPU is released. */
+typedef struct glm53_cpu_tier_args {
+  uint32_t size;
+  uint32_t layers;
+  uint32_t experts;
+  uint32_t hidden;
+  uint32_t intermediate;
+  uint32_t gate_bits;
+  uint32_t up_bits;
+  uint32_t down_bits;
+  float act_limit;
+  uint32_t watchdog_ms;
+  const glm53_expert* tables;
+  void* mailbox;
+} glm53_cpu_tier_args;
+
+typedef struct glm53_cpu_tier_counters {
+  uint32_t size;
+  uint32_t aborted;
+  uint64_t jobs;
+  uint64_t experts;
+  uint64_t picks;
+  uint64_t busy_ns;
+  uint64_t max_busy_ns;
+  uint64_t timeouts;
+} glm53_cpu_tier_counters;
+
+/* The cache decision (core/clock.h), callable without a GPU. result: 5 int32 hits, admitted, evicted,
+ * no_victim, invalid; admissions: 3 int32 each (expert, slot, evicted key). */
+typedef struct glm53_clock_step_args {
+  uint32_t size;
+  int32_t num_picks;
+  int32_t experts;
+  int32_t slots;
+  int32_t admit_limit;
+  float gpu_share;
+  float dither;
+  uint32_t reserved;
+  const int32_t* picks;
+  const int32_t* resident;
+  const uint32_t* priority;
+  const int32_t* owner;
+  uint32_t* referenced;
+  uint32_t* busy;
+  int32_t* hand;
+  int32_t* admissions;
+  int32_t* result;
+} glm53_clock_step_args;
+
 /* Common to every library. */
 GLM53_API uint32_t glm53_abi_version(void);
 GLM53_API uint32_t glm53_struct_size(const char* name);
@@ -130,5 +189,11 @@ GLM53_API int glm53_cpu_describe(glm53_cpu* cpu, glm53_cpu_info* out);
 GLM53_API int glm53_cpu_linear_dequant(glm53_cpu* cpu, const glm53_cpu_linear_dequant_args* args);
 GLM53_API int glm53_cpu_linear_forward(glm53_cpu* cpu, const glm53_cpu_linear_forward_args* args);
 GLM53_API int glm53_cpu_expert_forward(glm53_cpu* cpu, const glm53_cpu_expert_forward_args* args);
+GLM53_API int glm53_cpu_tier_mailbox_bytes(uint32_t hidden, uint64_t* out);
+GLM53_API int glm53_cpu_tier_open(glm53_cpu* cpu, const glm53_cpu_tier_args* args, glm53_cpu_tier** out);
+GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier);
+GLM53_API int glm53_cpu_tier_stats(glm53_cpu_tier* tier, glm53_cpu_tier_counters* out);
+GLM53_API int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted);
+GLM53_API int glm53_cpu_clock_step(const glm53_clock_step_args* args);
 
 #endif

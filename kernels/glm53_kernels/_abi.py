@@ -106,6 +106,58 @@ class CpuExpertForwardArgs(ctypes.Structure):
     ]
 
 
+class CpuTierArgs(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("size", ctypes.c_uint32),
+        ("layers", ctypes.c_uint32),
+        ("experts", ctypes.c_uint32),
+        ("hidden", ctypes.c_uint32),
+        ("intermediate", ctypes.c_uint32),
+        ("gate_bits", ctypes.c_uint32),
+        ("up_bits", ctypes.c_uint32),
+        ("down_bits", ctypes.c_uint32),
+        ("act_limit", ctypes.c_float),
+        ("watchdog_ms", ctypes.c_uint32),
+        ("tables", ctypes.c_void_p),
+        ("mailbox", ctypes.c_void_p),
+    ]
+
+
+class CpuTierCounters(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("size", ctypes.c_uint32),
+        ("aborted", ctypes.c_uint32),
+        ("jobs", ctypes.c_uint64),
+        ("experts", ctypes.c_uint64),
+        ("picks", ctypes.c_uint64),
+        ("busy_ns", ctypes.c_uint64),
+        ("max_busy_ns", ctypes.c_uint64),
+        ("timeouts", ctypes.c_uint64),
+    ]
+
+
+class ClockStepArgs(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("size", ctypes.c_uint32),
+        ("num_picks", ctypes.c_int32),
+        ("experts", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+        ("admit_limit", ctypes.c_int32),
+        ("gpu_share", ctypes.c_float),
+        ("dither", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+        ("picks", ctypes.c_void_p),
+        ("resident", ctypes.c_void_p),
+        ("priority", ctypes.c_void_p),
+        ("owner", ctypes.c_void_p),
+        ("referenced", ctypes.c_void_p),
+        ("busy", ctypes.c_void_p),
+        ("hand", ctypes.c_void_p),
+        ("admissions", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+    ]
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "glm53_linear": Linear,
     "glm53_expert": Expert,
@@ -114,9 +166,32 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "glm53_cpu_linear_dequant_args": CpuLinearDequantArgs,
     "glm53_cpu_linear_forward_args": CpuLinearForwardArgs,
     "glm53_cpu_expert_forward_args": CpuExpertForwardArgs,
+    "glm53_cpu_tier_args": CpuTierArgs,
+    "glm53_cpu_tier_counters": CpuTierCounters,
+    "glm53_clock_step_args": ClockStepArgs,
 }
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "glm53_cpu_tier_open": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_close": (
+        ctypes.c_int,
+        [ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_stats": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_reset": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_clock_step": (
+        ctypes.c_int,
+        [ctypes.c_void_p],
+    ),
     "glm53_abi_version": (
         ctypes.c_uint32,
         [],
@@ -156,5 +231,29 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "glm53_cpu_expert_forward": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_mailbox_bytes": (
+        ctypes.c_int,
+        [ctypes.c_uint32, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_open": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_close": (
+        ctypes.c_int,
+        [ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_stats": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_tier_reset": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_void_p],
+    ),
+    "glm53_cpu_clock_step": (
+        ctypes.c_int,
+        [ctypes.c_void_p],
     ),
 }

@@ -48,13 +48,24 @@ GLM53_HD int32_t clock_victim(uint32_t* referenced, const uint32_t* busy, int32_
 //   referenced     reference bits, updated          busy   slots that must stay, updated: on entry
 //   the locked slots, on return also every slot that this step reads
 //   owner          key of each slot or -1 (read only)
-//   admissions     at most n entries, in pick order
+//   admit_limit    how many misses may be admitted; gpu_share in (0, 1] lowers it to that share of
+//   the distinct misses, rounded with `dither` in [0, 1)
+//   priority[n]    misses with the higher value are admitted first, pick order among equals
+//   admissions     at most n entries
 // A hit sets its reference bit. An admitted expert starts with its bit clear: it earns a second
 // chance only by being picked again, so a run of one-time experts cannot push out the repeaters.
+struct ClockPolicy {
+    int32_t admit_limit;
+    float gpu_share, dither;
+};
+
 GLM53_HD ClockResult clock_step(const int32_t* picks, const int32_t* resident, int32_t n, int32_t experts,
                                 uint32_t* referenced, uint32_t* busy, const int32_t* owner, int32_t slots,
-                                int32_t* hand, int32_t admit_limit, ClockAdmission* admissions) {
+                                int32_t* hand, ClockPolicy policy, const uint32_t* priority,
+                                ClockAdmission* admissions) {
     ClockResult result = {0, 0, 0, 0, 0};
+    int16_t waiting[kMaxPicks];  // index of the first pick of each distinct miss
+    int32_t misses = 0;
     for (int32_t i = 0; i < n; ++i) {
         if (picks[i] < 0 || picks[i] >= experts) {
             ++result.invalid;
@@ -62,23 +73,29 @@ GLM53_HD ClockResult clock_step(const int32_t* picks, const int32_t* resident, i
             if (!bit_get(busy, resident[i])) ++result.hits;
             bit_set(busy, resident[i]);
             bit_set(referenced, resident[i]);
+        } else {
+            bool seen = false;
+            for (int32_t j = 0; j < misses && !seen; ++j) seen = picks[waiting[j]] == picks[i];
+            if (!seen) waiting[misses++] = static_cast<int16_t>(i);
         }
     }
-    for (int32_t i = 0; i < n; ++i) {
-        if (picks[i] < 0 || picks[i] >= experts || resident[i] >= 0) continue;
-        bool seen = false;
-        for (int32_t j = 0; j < i && !seen; ++j) seen = picks[j] == picks[i];
-        if (seen) continue;
-        const int32_t slot =
-            result.admitted < admit_limit ? clock_victim(referenced, busy, slots, hand) : -1;
-        if (slot < 0) {
-            ++result.no_victim;
-            continue;
-        }
+    const int32_t share = static_cast<int32_t>(misses * policy.gpu_share + policy.dither);
+    const int32_t limit = share < policy.admit_limit ? share : policy.admit_limit;
+    int32_t left = misses;
+    while (left > 0 && result.admitted < limit) {
+        int32_t best = 0;
+        for (int32_t j = 1; j < left; ++j)
+            if (priority[waiting[j]] > priority[waiting[best]]) best = j;
+        const int32_t i = waiting[best];
+        const int32_t slot = clock_victim(referenced, busy, slots, hand);
+        if (slot < 0) break;
+        --left;
+        for (int32_t j = best; j < left; ++j) waiting[j] = waiting[j + 1];
         bit_set(busy, slot);
         result.evicted += owner[slot] >= 0;
         admissions[result.admitted++] = {picks[i], slot, owner[slot]};
     }
+    result.no_victim = left;
     return result;
 }
 

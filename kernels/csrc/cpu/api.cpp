@@ -2,26 +2,20 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "abi.h"
 #include "core/check.h"
 #include "cpu/experts.h"
+#include "cpu/handle.h"
 #include "cpu/kernels.h"
 #include "cpu/linear.h"
-#include "cpu/pool.h"
 
 #ifndef GLM53_SOURCE_HASH
 #error "build with python -m glm53_kernels.build: it passes the hash of the sources"
 #endif
 
-struct glm53_cpu {
-  const glm53::Kernels& kernels;
-  glm53::Pool pool;
-  glm53::Scratch scratch;
-  std::mutex mutex;
-};
+thread_local char glm53::last_error[240];
 
 namespace {
 
@@ -29,13 +23,6 @@ using namespace glm53;
 
 constexpr std::uint32_t kMaxThreads = 1024;
 constexpr std::uint32_t kMaxFeatures = 1u << 20;
-
-thread_local char last_error[240];
-
-template <class Body>
-int guard(Body&& body) {
-  return guarded(last_error, body);
-}
 
 void check_features(std::uint32_t features, const char* name) {
   GLM53_CHECK(features > 0 && features % kBlock == 0 && features <= kMaxFeatures,
@@ -147,6 +134,9 @@ uint32_t glm53_struct_size(const char* name) {
   GLM53_SIZE_OF(glm53_cpu_linear_dequant_args);
   GLM53_SIZE_OF(glm53_cpu_linear_forward_args);
   GLM53_SIZE_OF(glm53_cpu_expert_forward_args);
+  GLM53_SIZE_OF(glm53_cpu_tier_args);
+  GLM53_SIZE_OF(glm53_cpu_tier_counters);
+  GLM53_SIZE_OF(glm53_clock_step_args);
 #undef GLM53_SIZE_OF
   return 0;
 }
