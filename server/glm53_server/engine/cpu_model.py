@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
@@ -61,19 +62,14 @@ def load_model(checkpoint: Checkpoint, kernels: CpuKernels, progress: Progress) 
             progress("weights", weights.read_bytes, total_bytes)
     state: dict[str, Tensor] = {}
     for target, empty in text.state_dict().items():
-        tensor = text_tensor(weights, target)
-        if tensor.numel() != empty.numel():
-            raise BadModel(
-                f"{checkpoint.path}: {target} has shape {tuple(tensor.shape)}, "
-                f"config.json asks for {tuple(empty.shape)}"
-            )
-        state[target] = tensor if tensor.shape == empty.shape else tensor.reshape(empty.shape)
+        state[target] = _shaped(text_tensor(weights, target), empty.shape, target, checkpoint)
         progress("weights", weights.read_bytes, total_bytes)
     text.load_state_dict(state, assign=True)
     for layer in text.layers:
         if isinstance(layer.self_attn, Glm5NextTextAttention):
             layer.self_attn = LatentAttention(layer.self_attn)
-    head = weights.linear("lm_head")
+    size = torch.Size((sizes.vocab_size, sizes.hidden))
+    head = _shaped(weights.linear("lm_head"), size, "lm_head", checkpoint)
     progress("weights", total_bytes, total_bytes)
     return CpuModel(text, head)
 
@@ -84,5 +80,15 @@ def _empty_model(checkpoint: Checkpoint) -> Glm5NextTextModel:
         config = Glm5NextTextConfig(**checkpoint.text_config)
         with torch.device("meta"):
             return Glm5NextTextModel(config).eval().requires_grad_(False)
-    except (ValueError, TypeError) as err:
-        raise BadModel(f"{checkpoint.path / 'config.json'}: {err}") from err
+    except (StrictDataclassError, ValueError, TypeError) as err:
+        reason = " ".join(str(err.__cause__ or err).split())
+        raise BadModel(f"{checkpoint.path / 'config.json'}: {reason}") from err
+
+
+def _shaped(tensor: Tensor, shape: torch.Size, name: str, checkpoint: Checkpoint) -> Tensor:
+    if tensor.numel() != shape.numel():
+        raise BadModel(
+            f"{checkpoint.path}: {name} has shape {tuple(tensor.shape)}, "
+            f"config.json asks for {tuple(shape)}"
+        )
+    return tensor.reshape(shape)
