@@ -20,7 +20,7 @@ from typing import Any
 from glm53ctl.errors import Conflict, Glm53Error, NotRunning, Unhealthy
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor import logs
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import (
     Identity,
     Instance,

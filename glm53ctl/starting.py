@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from glm53ctl import client, ports
+from glm53ctl.api_key import ensure_api_key
+from glm53ctl.env import Environ
 from glm53ctl.errors import (
     ArtifactError,
     Blocked,
@@ -24,7 +25,7 @@ from glm53ctl.paths import Paths
 from glm53ctl.plan import Plan, read_plan
 from glm53ctl.profile import Profile
 from glm53ctl.supervisor.classify import Failure
-from glm53ctl.supervisor.state import Instance, write_atomic
+from glm53ctl.supervisor.state import Instance
 
 Record = client.Record
 _ERRORS = (UsageError, Blocked, Conflict, ArtifactError, StartFailed, Unhealthy)
@@ -120,20 +121,11 @@ def check_startable(plan: Plan) -> None:
 
 
 def make_api_key(instance: Instance, plan: Plan) -> bool:
-    """Make the key that the planner asks for when we listen beyond loopback; True when it is new.
-
-    Only a file in the instance's own folder is made: one that the user named must exist.
-    """
+    """Make the key that the planner asks for when we listen beyond loopback; True when it is new."""
     if plan.listen.api_key_file is None:
         return False
-    path = Path(plan.listen.api_key_file)
-    if path.exists():
-        return False
-    if path.parent != instance.folder:
-        raise UsageError(f"the API key file {path} does not exist")
     instance.create()
-    write_atomic(path, secrets.token_urlsafe(32) + "\n")
-    return True
+    return ensure_api_key(plan, Environ.current(), own_folder=instance.folder)
 
 
 def wait_ready(instance: Instance, on_record: Callable[[Record], None]) -> Record:

@@ -94,14 +94,15 @@ class Child:
             raise
         finally:
             os.close(write_fd)
-        return cls(
-            number,
-            process,
-            os.pidfd_open(process.pid),
-            ReadyPipe(read_fd),
-            Identity.of(process.pid),
-            oom_before,
-        )
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            os.close(read_fd)
+            raise
+        identity = Identity.of(process.pid)
+        return cls(number, process, pidfd, ReadyPipe(read_fd), identity, oom_before)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the child's whole process group. Nothing happens once all of it is gone."""

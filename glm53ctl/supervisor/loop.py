@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from glm53ctl.plan import Plan
@@ -24,6 +23,13 @@ from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
 from glm53ctl.supervisor.machine import give_up, step
 from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.ready import LoadProgress, Message, Serving
+from glm53ctl.supervisor.record import (
+    plan_part,
+    progress_part,
+    state_part,
+    transition_words,
+    wall_clock,
+)
 from glm53ctl.supervisor.state import Identity, Instance, write_record
 from glm53ctl.supervisor.watchdog import Health, Watch, judge
 
@@ -51,7 +57,7 @@ class Supervisor:
         self._pulses = PulseReader(plan, policy)
         self._changed = asyncio.Condition()
         self._version = 0
-        self._started_at = _wall_clock()
+        self._started_at = wall_clock()
         self._started = time.monotonic()
         self._identity = Identity.of(os.getpid())
 
@@ -81,29 +87,19 @@ class Supervisor:
     def record(self) -> Record:
         """The state in words and numbers; what state.json and `status` show."""
         now = time.monotonic()
-        state, failure, child = self._state, self._state.last_failure, self._child
+        child, watch = self._child, self._watch
         return {
             "instance": self._instance.name,
-            "phase": state.phase.value,
-            "health": self._watch.health.value if self._watch else None,
-            "health_words": self._watch.words if self._watch else None,
+            **plan_part(self._plan),
+            **state_part(self._state, now),
             "url": self._url,
-            "mode": self._plan.mode.value,
-            "engine": self._plan.engine.value,
-            "model": self._plan.model.served_name,
-            "fingerprint": self._plan.fingerprint(),
+            "health": watch.health.value if watch else None,
+            "health_words": watch.words if watch else None,
+            "progress": progress_part(self._progress, self._state),
             "supervisor": self._identity.to_dict() if self._identity else None,
             "child": child.identity.to_dict() if child and child.identity else None,
             "started_at": self._started_at,
             "uptime_s": round(now - self._started, 3),
-            "phase_s": round(now - state.since, 3),
-            "retry_in_s": _left(state, now),
-            "restarts": state.restarts,
-            "crashes": state.crashes,
-            "ever_ready": state.ever_ready,
-            "progress": _progress_dict(self._progress, state),
-            "last_failure": failure.to_dict() if failure else None,
-            "exit_code": state.exit_code,
         }
 
     async def changes(self) -> AsyncIterator[Record]:
@@ -149,7 +145,8 @@ class Supervisor:
     async def _turn(self, event: Event) -> None:
         before = self._state
         self._state, actions = step(before, event, self._policy)
-        self._tell(before, event)
+        if words := transition_words(before, self._state, event):
+            logs.note(self._instance.log_path, words)
         for action in actions:
             self._perform(action)
         moved = self._state.phase is not before.phase
@@ -169,24 +166,6 @@ class Supervisor:
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
-
-    def _tell(self, before: State, event: Event) -> None:
-        """Write what happened into the log, for `glm53ctl logs`."""
-        state = self._state
-        if state.phase is before.phase:
-            return
-        words = f"{before.phase} -> {state.phase}"
-        failure = state.cause or (
-            state.last_failure if isinstance(event, lifecycle.Exited) else None
-        )
-        if failure is not None and not (before.cause is None and not state.wanted):
-            words += f": {failure.summary}"
-            words += f" ({failure.proof})" if failure.proof else ""
-        if state.phase is Phase.BACKOFF and state.deadline is not None:
-            words += f"; restart in {state.deadline - state.since:.1f} s"
-        if state.phase is Phase.FAILED and state.last_failure and not failure:
-            words += f": {state.last_failure.summary}"
-        logs.note(self._instance.log_path, words)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -285,19 +264,3 @@ class Supervisor:
             if self._watch.health is Health.STALLED:
                 failure = self._seen_waking(stalled(self._watch.words))
                 self._post(lifecycle.Stalled(now, child.number, failure))
-
-
-def _wall_clock() -> str:
-    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
-
-
-def _left(state: State, now: float) -> float | None:
-    if state.phase is not Phase.BACKOFF or state.deadline is None:
-        return None
-    return round(max(0.0, state.deadline - now), 3)
-
-
-def _progress_dict(progress: LoadProgress | None, state: State) -> dict[str, Any] | None:
-    if progress is None or state.phase is not Phase.STARTING:
-        return None
-    return {"phase": progress.phase, "done": progress.done, "total": progress.total}

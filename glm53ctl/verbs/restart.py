@@ -22,7 +22,6 @@ def restart(
     from glm53ctl import client, render, starting
     from glm53ctl.errors import NotRunning
     from glm53ctl.plan import read_plan
-    from glm53ctl.start_view import StartView
 
     found = operate.named_instance(instance)
     if not found.plan_path.exists():
@@ -33,11 +32,7 @@ def restart(
         plan = read_plan(found.plan_path)
         starting.check_startable(plan)
         client.launch(found, plan)
-    view = StartView()
-    try:
-        record = starting.wait_ready(found, view)
-    finally:
-        view.close()
+    record = operate.wait_visibly(found, ours=False)
     if json_:
         render.emit_json({"schema": "glm53ctl.restart/1", "ok": True, **record})
     else:

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from glm53ctl.verbs import options
+from glm53ctl.verbs import operate, options
 
 if TYPE_CHECKING:
     from glm53ctl.plan import Plan
     from glm53ctl.supervisor.state import Instance
 
-_TAIL_LINES = 20
 Style = Literal["json", "url", "words"]
 
 
@@ -98,32 +97,9 @@ def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int
             situation, already = choose.survey(options), False
     if not already:
         _launch(instance, choose.decide(situation).chosen(), wished)
-    record = _wait(instance, ours=not already)
+    record = operate.wait_visibly(instance, ours=not already)
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
-
-
-def _wait(instance: Instance, *, ours: bool) -> dict[str, Any]:
-    """Show the start until it serves. Ctrl-C stops what we started, and only that."""
-    from glm53ctl import client, render, starting
-    from glm53ctl.errors import StartFailed
-    from glm53ctl.start_view import StartView
-    from glm53ctl.supervisor import logs
-
-    view = StartView()
-    try:
-        return starting.wait_ready(instance, view)
-    except KeyboardInterrupt:
-        if ours:
-            client.stop(instance, 0.0)
-        raise
-    except StartFailed:
-        view.close()
-        for line in logs.tail(instance.log_path, _TAIL_LINES):
-            render.say(f"  | {line}")
-        raise
-    finally:
-        view.close()
 
 
 def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:

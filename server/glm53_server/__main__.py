@@ -15,7 +15,8 @@ import socket
 import sys
 from pathlib import Path
 
-from glm53_server.launch import LaunchError, bind, die_with_parent, load_engine, set_affinity
+from glm53_server.launch import LaunchError, die_with_parent, listen, load_engine, set_affinity
+from glm53_server.loading import LoadingPage, answering
 from glm53_server.readiness import Readiness
 from glm53ctl.errors import Glm53Error
 from glm53ctl.plan import Plan, read_plan
@@ -52,13 +53,19 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 def _serve(plan_path: Path, drain_s: float, readiness: Readiness) -> int:
     plan = read_plan(plan_path)
-    listener = bind(plan.listen)
+    listener = listen(plan.listen)
     set_affinity(plan.cpu.cpus)
-    readiness.progress("import", 0, 0)
-    engine = load_engine(plan, readiness.progress)
+    page = LoadingPage()
 
-    from glm53_server.serving import serve  # FastAPI and uvicorn: not before the cheap checks
+    def progress(phase: str, done: int, total: int) -> None:
+        readiness.progress(phase, done, total)
+        page.progress(phase, done, total)
 
+    with answering(listener, page):
+        progress("import", 0, 0)
+        from glm53_server.serving import serve  # FastAPI, uvicorn: not before the cheap checks
+
+        engine = load_engine(plan, progress)
     url = _url(plan, listener)
     return asyncio.run(serve(engine, plan, listener, drain_s, lambda: readiness.ready(url)))
 

@@ -40,6 +40,7 @@ _EXITS: tuple[tuple[type[Glm53Error], ChildExit], ...] = (
     (Conflict, ChildExit.PORT_TAKEN),
 )
 _PR_SET_PDEATHSIG = 1
+_BACKLOG = 1024
 
 
 class LaunchError(Exception):
@@ -69,16 +70,16 @@ def die_with_parent(parent_pid: int) -> bool:
     return os.getppid() == parent_pid
 
 
-def bind(listen: ListenPlan) -> socket.socket:
-    """Take the planned address before anything slow happens. It does not listen yet.
+def listen(where: ListenPlan) -> socket.socket:
+    """Take the planned address before anything slow happens.
 
     SO_REUSEADDR lets a restart past connections the last process left behind; it does not let two
     servers share a port, because the kernel refuses it while somebody listens.
     """
-    host = listen.host or "0.0.0.0"
+    host = where.host or "0.0.0.0"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as err:
         raise LaunchError(
@@ -88,13 +89,14 @@ def bind(listen: ListenPlan) -> socket.socket:
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         server.bind(address)
+        server.listen(_BACKLOG)
     except OSError as err:
         server.close()
-        raise bind_error(err, listen) from err
+        raise _listen_error(err, where) from err
     return server
 
 
-def bind_error(err: OSError, listen: ListenPlan) -> LaunchError:
+def _listen_error(err: OSError, listen: ListenPlan) -> LaunchError:
     """What a refused bind or listen means."""
     where = f"{listen.host}:{listen.port}"
     match err.errno:

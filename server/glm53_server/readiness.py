@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from typing import Any
 
@@ -29,7 +30,7 @@ class Readiness:
         """Report a load's position; calls may be frequent, most are dropped."""
         now = time.monotonic()
         edge = phase != self._last_phase or done >= total
-        if edge or now - self._last_at >= _PERIOD_S:
+        if (edge or now - self._last_at >= _PERIOD_S) and self._has_room():
             self._last_phase, self._last_at = phase, now
             self._write({"phase": phase, "done": done, "total": total})
 
@@ -46,6 +47,10 @@ class Readiness:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _has_room(self) -> bool:
+        """False when nobody has read for long: a load must not wait for its audience."""
+        return self._fd is not None and bool(select.select([], [self._fd], [], 0)[1])
 
     def _write(self, body: dict[str, Any]) -> None:
         if self._fd is None:

@@ -13,7 +13,6 @@ import uvicorn
 
 from glm53_server.app import create_app
 from glm53_server.engine.base import Engine, EngineState
-from glm53_server.launch import bind_error
 from glm53_server.service import Service
 from glm53ctl.errors import ChildExit
 from glm53ctl.plan import Plan
@@ -31,15 +30,11 @@ async def serve(
     drain_s: float,
     on_ready: Callable[[], None],
 ) -> ChildExit:
-    """Serve until SIGTERM or until the engine is lost. Raises LaunchError when listening fails.
+    """Serve on a listening socket until SIGTERM, or until the engine is lost.
 
     The first SIGTERM closes the door and lets open streams finish for `drain_s`; a second one, or
     the end of that time, closes the engine, which ends every stream with its last event.
     """
-    try:
-        listener.listen(1024)
-    except OSError as err:
-        raise bind_error(err, plan.listen) from err
     app = create_app(engine, plan)
     config = uvicorn.Config(
         app,

@@ -18,7 +18,7 @@ from glm53ctl.plan import (
     Plan,
     ScriptPlan,
 )
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import Identity, Instance, session_members
 
 FAST = Policy(

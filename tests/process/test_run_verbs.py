@@ -191,6 +191,21 @@ def test_T050_a_record_of_another_boot_is_cleared_and_nobody_is_signalled(shell:
         stranger.kill()
 
 
+def test_a_start_that_ends_early_shows_its_last_lines(shell: Shell):
+    assert shell.up().returncode == 0
+    shell("down")
+    plan = json.loads((shell.folder / "plan.json").read_text())
+    plan["script"]["exit_code_at_start"] = 1
+    (shell.folder / "plan.json").write_text(json.dumps(plan))
+    done = shell("restart")
+    assert done.returncode == 8
+    assert "error[RUN-008]: exited with code 1" in done.stderr
+    assert "  | " in done.stderr
+    assert "starting -> failed: exited with code 1" in done.stderr
+    assert shell("status").returncode == 3
+    assert "last     crash: exited with code 1" in shell("status").stdout
+
+
 def test_T052_two_ups_at_once_start_one_server(shell: Shell):
     ports = free_port(), free_port()
     both = [shell.start("up", *SCRIPTED, "--port", str(port)) for port in ports]

@@ -81,8 +81,22 @@ def test_exit_during_the_first_start_is_final(stage: Stage):
     assert (record["phase"], record["exit_code"]) == ("failed", 8)
 
 
-def test_slow_start_is_waited_for(stage: Stage):
-    assert stage.up(start_delay_s=1.5)["phase"] == "ready"
+def test_T054_a_slow_start_is_waited_for_and_answers_503_meanwhile(stage: Stage):
+    client.launch(stage.instance, stage.plan(start_delay_s=1.5), FAST)
+    url = stage.plan().url
+    answer = wait_until(lambda: _answer(f"{url}/health"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert answer.json()["error"]["code"] == "loading"
+    assert httpx.post(f"{url}/v1/chat/completions", json={"messages": []}).status_code == 503
+    assert stage.settle()["phase"] == "ready"
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def _answer(url: str) -> httpx.Response | None:
+    try:
+        return httpx.get(url)
+    except httpx.HTTPError:
+        return None
 
 
 def test_T055_start_without_progress_times_out(stage: Stage):
@@ -110,7 +124,7 @@ def test_T061_hung_engine_is_restarted(stage: Stage):
 
 def test_T067_a_gpu_plan_never_becomes_a_cpu_server(stage: Stage):
     plan = replace(stage.plan(), engine=EngineName.EXL3, mode=Mode.FAST)
-    client.launch(stage.instance, plan, FAST)
+    client.launch(stage.instance, plan, replace(FAST, start_stall_s=60.0))
     record = stage.settle()
     assert record["phase"] == "failed"
     assert record["last_failure"]["kind"] in {"unsupported", "no GPU", "bad plan"}
