@@ -20,7 +20,7 @@ import psutil
 from glm53ctl import client
 from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan, ScriptPlan
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import Identity, Instance, session_members
 
 Record = dict[str, Any]
