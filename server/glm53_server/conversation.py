@@ -55,6 +55,7 @@ async def render_prompt(service: Service, body: ChatRequest) -> Prompt:
     """Render and encode off the event loop. Raises ApiError for what cannot be rendered."""
     chars = sum(_chars(message.content) for message in body.messages)
     pieces = await service.off_loop(chars, lambda: _pieces(body))
+    service.require_plausible(sum(len(p) for p in pieces if isinstance(p, str)), "messages")
     return Prompt(await service.encode(pieces), ends_in_reasoning(pieces))
 
 

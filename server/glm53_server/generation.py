@@ -40,7 +40,10 @@ class Choice:
 
 
 class Generation:
-    """Use as an async context manager; then call `next` until it returns a Finish per choice."""
+    """Use as an async context manager; then call `next` until it returns a Finish per choice.
+
+    It counts as in flight from its construction until `release`.
+    """
 
     def __init__(self, engine: Engine, choices: Sequence[Choice], metrics: Metrics) -> None:
         self._engine = engine
@@ -49,6 +52,8 @@ class Generation:
         self._queue = asyncio.Queue[Item | ApiError](_QUEUED_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
         self._open = len(choices)
+        self._counted = len(choices)
+        metrics.in_flight += self._counted
 
     @property
     def open(self) -> int:
@@ -56,7 +61,6 @@ class Generation:
         return self._open
 
     async def __aenter__(self) -> Self:
-        self._metrics.in_flight += len(self._choices)
         self._tasks = [
             asyncio.create_task(self._pump(index, choice))
             for index, choice in enumerate(self._choices)
@@ -69,10 +73,15 @@ class Generation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._metrics.in_flight -= len(self._choices)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.release()
+
+    def release(self) -> None:
+        """Give the place in the queue back; for a generation that may never have been entered."""
+        self._metrics.in_flight -= self._counted
+        self._counted = 0
 
     async def next(self, timeout_s: float | None = None) -> Item | None:
         """The next event with its choice's index; None after `timeout_s` of silence.

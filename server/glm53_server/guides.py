@@ -15,7 +15,7 @@ from glm53_server.chat.arguments import Kind, Schema, value_kind
 from glm53_server.chat.markers import Marker
 from glm53_server.chat.normalise import depth_exceeds
 from glm53_server.engine.base import Grammar
-from glm53_server.schemas_chat import ChatRequest, GuidedFields
+from glm53_server.schemas_chat import ChatRequest, GuidedFields, StructuredOutputs
 from glm53_server.service import Service
 from glm53_server.tokenizer import Tokenizer
 
@@ -52,11 +52,11 @@ async def chat_grammar(
 
 def constraint(body: GuidedFields) -> tuple[Grammar, str] | None:
     """The one constraint a body asks for, with the field it came from."""
-    outputs = body.structured_outputs
-    json_schema = body.guided_json or (outputs.json_ if outputs else None)
-    regex = body.guided_regex or (outputs.regex if outputs else None)
-    choice = body.guided_choice or (outputs.choice if outputs else None)
-    lark = body.guided_grammar or (outputs.grammar if outputs else None)
+    outputs = body.structured_outputs or StructuredOutputs()
+    json_schema = outputs.json_ if body.guided_json is None else body.guided_json
+    regex = outputs.regex if body.guided_regex is None else body.guided_regex
+    choice = outputs.choice if body.guided_choice is None else body.guided_choice
+    lark = outputs.grammar if body.guided_grammar is None else body.guided_grammar
     found: list[tuple[Grammar, str]] = []
     if (formatted := _response_format(body)) is not None:
         found.append((_schema(formatted, "response_format"), "response_format"))

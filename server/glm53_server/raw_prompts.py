@@ -36,9 +36,7 @@ async def encode_prompts(service: Service, prompt: Prompt, param: str) -> list[t
 async def _encode(service: Service, prompt: str | list[int], param: str) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         return tuple(prompt)
-    # Far more characters than any context has tokens: not worth encoding to say so.
-    if len(prompt) > 64 * service.engine.info.context_tokens:
-        raise invalid(f"{param} is too long", param, "context_length_exceeded")
+    service.require_plausible(len(prompt), param)
     return await service.encode_raw(prompt)
 
 

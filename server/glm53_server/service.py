@@ -20,6 +20,7 @@ from glm53_server.engine.base import Engine, EngineState, Grammar
 from glm53_server.generation import Choice, Generation
 from glm53_server.grammar_check import GrammarChecker
 from glm53_server.metrics import Metrics
+from glm53_server.parameters import ContextOverflow
 from glm53_server.tokenizer import Tokenizer
 from glm53ctl.plan import Plan
 
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 THREAD_FROM_CHARS = 2000  # shorter prompts are encoded sooner than a thread is woken
 RETRY_AFTER_S = 2
+MAX_CHARS_PER_TOKEN = 64  # no ordinary text packs more into a token
 
 
 @dataclass(slots=True)
@@ -59,7 +61,9 @@ class Service:
     def require_room(self, generations: int = 1) -> None:
         """Raise the 503 or 429 that a request for so many generations gets now."""
         if self.draining:
-            raise ApiError("the server is shutting down", 503, "shutting_down", None, RETRY_AFTER_S)
+            raise ApiError(
+                "the server is shutting down", 503, "server_shutting_down", None, RETRY_AFTER_S
+            )
         if not self.ready:
             state = self.engine.state.value
             raise ApiError(f"the engine is {state}", 503, "engine_unavailable", None, RETRY_AFTER_S)
@@ -69,6 +73,12 @@ class Service:
                 f"{self.metrics.in_flight} requests are running or queued; the limit is {limit}"
             )
             raise ApiError(message, 429, "queue_full", None, RETRY_AFTER_S)
+
+    def require_plausible(self, chars: int, param: str) -> None:
+        """Refuse, before encoding it, a prompt far longer than the context can hold."""
+        limit = self.engine.info.context_tokens
+        if chars > MAX_CHARS_PER_TOKEN * limit:
+            raise ContextOverflow(chars // MAX_CHARS_PER_TOKEN, limit, param)
 
     def generation(self, choices: Sequence[Choice]) -> Generation:
         """Admit these choices. Raises ApiError when there is no room."""

@@ -71,18 +71,20 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = asyncio.create_task(self._respond(scope, receive, send))
-        await until_disconnect(writer, receive)
+        try:
+            await until_disconnect(writer, receive)
+        finally:
+            self._generation.release()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation as generation:
             try:
-                first = await _visible(generation, HEADER_DEADLINE_S)
+                first = await _first(generation)
             except ApiError as err:
                 await self._encoder.error_response(err)(scope, receive, send)
                 return
             headers = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await _write(send, self._encoder.start())
             try:
                 await self._body(generation, first, send)
                 last = self._encoder.end()
@@ -90,28 +92,33 @@ class EventStream(Response):
                 last = self._encoder.failed(err)
             await _write(send, last, more=False)
 
-    async def _body(self, generation: Generation, first: Item | None, send: Send) -> None:
-        item = first
+    async def _body(self, generation: Generation, item: Item | None, send: Send) -> None:
+        """Write frames until every choice has finished; a ping after ten seconds without any."""
+        loop = asyncio.get_running_loop()
+        frames = self._encoder.start()
+        ping_at_s = loop.time() + PING_INTERVAL_S
         while True:
-            frames = b"" if item is None else self._frames(item)
+            frames += b"" if item is None else self._frames(item)
+            if not frames and loop.time() >= ping_at_s:
+                frames = self._encoder.ping
             if frames:
                 await _write(send, frames)
+                ping_at_s = loop.time() + PING_INTERVAL_S
             if not generation.open:
                 return
-            item = await _visible(generation, PING_INTERVAL_S)
-            if item is None:
-                await _write(send, self._encoder.ping)
+            frames = b""
+            item = await generation.next(max(0.0, ping_at_s - loop.time()))
 
     def _frames(self, item: Item) -> bytes:
         index, event = item
         return b"" if isinstance(event, PromptProgress) else self._encoder.event(index, event)
 
 
-async def _visible(generation: Generation, silence_s: float) -> Item | None:
-    """The next event that a stream may show; None after `silence_s` without one."""
+async def _first(generation: Generation) -> Item | None:
+    """The first event that a stream may show; None when the headers must not wait for it."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + silence_s
-    while (item := await generation.next(max(0.0, deadline - loop.time()))) is not None:
+    deadline_s = loop.time() + HEADER_DEADLINE_S
+    while (item := await generation.next(max(0.0, deadline_s - loop.time()))) is not None:
         if not isinstance(item[1], PromptProgress):
             return item
     return None
@@ -160,7 +167,10 @@ async def whole(request: Request, generation: Generation) -> list[list[OutputEve
             return choices
 
     work = asyncio.create_task(collect())
-    await until_disconnect(work, request.receive)
+    try:
+        await until_disconnect(work, request.receive)
+    finally:
+        generation.release()
     if work.cancelled():
         raise ClientGone
     return work.result()

@@ -15,7 +15,7 @@ import uvicorn
 
 from glm53_server.app import create_app
 from glm53_server.engine import scripted
-from glm53_server.tokenizer import Tokenizer
+from glm53_server.metrics import Metrics
 from glm53ctl.plan import (
     CpuPlan,
     EngineName,
@@ -79,20 +79,24 @@ class App:
         return self.engine.requests[-1]
 
 
-@pytest.fixture(scope="session")
-def tokenizer():
-    return Tokenizer(TINY / "tokenizer.json")
-
-
 @pytest.fixture
 def make_app():
     """make_app(script=..., listen=..., limits=..., context=...) -> App"""
     return lambda **parts: App(make_plan(**parts))
 
 
+@pytest.fixture(scope="session")
+def _shared():
+    return App(make_plan())
+
+
 @pytest.fixture
-def app(make_app):
-    return make_app()
+def app(_shared):
+    """An app that many tests share; one that breaks its app makes its own."""
+    _shared.say("<think></think>Hello from the scripted engine.")
+    _shared.engine.requests.clear()
+    _shared.service.metrics = Metrics()
+    return _shared
 
 
 @contextmanager

@@ -16,7 +16,9 @@ def run(work):
     return asyncio.run(work)
 
 
-def test_models_and_health(app):
+def test_models_and_health(make_app):
+    app = make_app()
+
     async def ask():
         (card,) = (await app.get("/v1/models")).json()["data"]
         assert card["id"] == "tiny"

@@ -115,7 +115,8 @@ def test_an_empty_stop_string_is_refused(app):
 
 
 @pytest.mark.parametrize("case", **ids(UTF8))
-def test_utf8_vector(app, case):
+def test_utf8_vector(make_app, case):
+    app = make_app()
     # Tokens with exactly these bytes, in place of some that the tokenizer has anyway.
     pieces = [bytes.fromhex(piece) for piece in case["token_bytes_hex"]]
     first = 1000

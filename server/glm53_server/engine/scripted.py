@@ -210,7 +210,9 @@ class ScriptedEngine:
                 async with asyncio.timeout(wait_s):
                     await self._closed.wait()
         if self._closed.is_set():
-            raise EngineError("the server is shutting down", status=503, code="shutting_down")
+            raise EngineError(
+                "the server is shutting down", status=503, code="server_shutting_down"
+            )
 
 
 def _scores(request: GenRequest, group: tuple[int, ...]) -> tuple[TokenScore, ...]:
