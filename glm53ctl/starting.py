@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from glm53ctl import client, ports
-from glm53ctl.api_key import ensure_api_key
-from glm53ctl.env import Environ
 from glm53ctl.errors import (
     ArtifactError,
     Blocked,
@@ -118,14 +116,6 @@ def check_startable(plan: Plan) -> None:
             "or serve the bundled one: glm53ctl up --model tiny",
         )
     ports.check_address(plan.listen)
-
-
-def make_api_key(instance: Instance, plan: Plan) -> bool:
-    """Make the key that the planner asks for when we listen beyond loopback; True when it is new."""
-    if plan.listen.api_key_file is None:
-        return False
-    instance.create()
-    return ensure_api_key(plan, Environ.current(), own_folder=instance.folder)
 
 
 def wait_ready(instance: Instance, on_record: Callable[[Record], None]) -> Record:

@@ -60,9 +60,14 @@ def serve(
 
 def _serve(plan_file: Path | None, options: Any, drain_s: float) -> int:
     from glm53ctl import choose, foreground, render, starting
+    from glm53ctl.api_key import ensure_api_key
     from glm53ctl.plan import read_plan
 
-    plan = read_plan(plan_file) if plan_file else choose.choose_plan(options)
+    situation = choose.survey(options)
+    plan = read_plan(plan_file) if plan_file else choose.decide(situation).chosen()
     starting.check_startable(plan)
+    folder = situation.paths.instance_dir(situation.profile.settings.instance)
+    if ensure_api_key(plan, situation.environ, own_folder=folder):
+        render.say(f" key   made an API key for {plan.listen.host}: {plan.listen.api_key_file}")
     render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
     return foreground.run(plan, drain_s, lambda url: render.say(f" ready {url}/v1"))

@@ -104,10 +104,12 @@ def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int
 
 def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
     from glm53ctl import client, render, starting
+    from glm53ctl.api_key import ensure_api_key
+    from glm53ctl.env import Environ
     from glm53ctl.errors import Conflict
 
     starting.check_startable(plan)
-    if starting.make_api_key(instance, plan):
+    if ensure_api_key(plan, Environ.current(), own_folder=instance.folder):
         render.say(f" key   made an API key for {plan.listen.host}: {plan.listen.api_key_file}")
     render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
     if not client.launch(instance, plan, wishes=wished):
