@@ -5,13 +5,14 @@ Used by `up`, `plan` and `doctor`. Reads the machine, writes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glm53ctl import profile as profiles
 from glm53ctl.checkpoint import FLASH, ModelFacts, facts, open_checkpoint
 from glm53ctl.env import Environ, Settings
 from glm53ctl.errors import ArtifactError
+from glm53ctl.gpu_select import select_gpu
 from glm53ctl.hardware import Hardware
 from glm53ctl.paths import FLASH_FOLDER, Paths, tiny_checkpoint
 from glm53ctl.plan import Plan
@@ -76,6 +77,16 @@ def survey(options: PlanOptions, *, system: System | None = None) -> Situation:
     return Situation(profile, paths, machine.probe(system or this_system(environ)), model, environ)
 
 
+def measured(situation: Situation) -> Situation:
+    """The situation with rates measured on this machine; takes a few seconds."""
+    from glm53ctl.probes import measure
+
+    gpus = situation.hardware.gpus
+    gpu = select_gpu(gpus, situation.profile.settings.gpu) if gpus else None
+    found = measure.measure(this_system(situation.environ), situation.hardware, gpu)
+    return replace(situation, hardware=found)
+
+
 def decide(situation: Situation) -> Outcome:
     """The planner's outcome: a plan or rejections. Pure."""
     return consider(situation.hardware, situation.model, situation.profile, situation.paths)
@@ -107,6 +118,4 @@ def find_model(settings: Settings, paths: Paths) -> Model:
 
 
 def _inspect(folder: Path, name: str) -> ModelFacts:
-    from dataclasses import replace
-
     return replace(facts(open_checkpoint(folder)), name=name)

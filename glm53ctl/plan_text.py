@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from glm53ctl.choose import Situation
-from glm53ctl.plan import Plan
+from glm53ctl.plan import Mode, Plan
 from glm53ctl.planner import Outcome, budget_total
 from glm53ctl.render import Look, bar, columns, gib
 
@@ -30,6 +30,26 @@ def plan_document(plan: Plan, outcome: Outcome, situation: Situation) -> dict[st
             for key, origin in situation.profile.origins.items()
         },
     }
+
+
+def comparison(now: Outcome, then: Outcome) -> Iterator[str]:
+    """What a change of the machine would bring, mode by mode."""
+    modes = dict.fromkeys(
+        [item.mode for item in (*now.predictions, *then.predictions)]
+        + [item.mode for item in now.rejections]
+    )
+    rows = [("mode", "now", "then")]
+    rows += [(mode.value, _expectation(now, mode), _expectation(then, mode)) for mode in modes]
+    yield from columns(rows)
+    yield ""
+
+
+def _expectation(outcome: Outcome, mode: Mode) -> str:
+    for prediction in outcome.predictions:
+        if prediction.mode == mode:
+            return prediction.text
+    rejected = next((item.reason for item in outcome.rejections if item.mode == mode), None)
+    return "not possible" if rejected else "speed unknown"
 
 
 def plan_lines(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+ASKING = "asking the driver"
 PROBLEMS = {
     "NVMLError_LibraryNotFound": "no_library",
     "NVMLError_DriverNotLoaded": "not_loaded",
@@ -164,6 +165,10 @@ def main() -> None:
     except ImportError as err:
         answer: dict[str, Any] = {"problem": "error", "detail": f"nvidia-ml-py: {err}"}
     else:
+        sys.stderr.write(
+            ASKING + "\n"
+        )  # tells a slow start of this process from a driver that hangs
+        sys.stderr.flush()
         answer = snapshot(pynvml)
     sys.stdout.write(json.dumps(answer))
 

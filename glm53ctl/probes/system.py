@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from glm53ctl.env import Environ
 from glm53ctl.errors import UsageError
+from glm53ctl.probes.nvml_child import ASKING
 
 MAX_OUTPUT_BYTES = 1 << 20
 NVML_DEADLINE_S = 2.0
@@ -87,6 +88,8 @@ class System:
         """NVML's answers as JSON values, or {"problem": ..., "detail": ...}. See `nvml_child`."""
         argv = [sys.executable, "-m", "glm53ctl.probes.nvml_child"]
         result = self.run(argv, deadline_s=NVML_DEADLINE_S)
+        if result.problem == "timeout" and ASKING not in result.err:
+            return {"problem": "error", "detail": "the probe did not start in 2 s: a busy machine"}
         if result.problem == "timeout":
             where = "process stuck in D" if result.stuck_in_kernel else "no answer in 2 s"
             return {"problem": "hung", "detail": f"driver not answering ({where})"}
@@ -223,8 +226,9 @@ def run_command(argv: Sequence[str], environ: Environ, *, deadline_s: float) -> 
 def _abandon(child: subprocess.Popen[bytes]) -> CommandResult:
     """Kill a child that missed its deadline, and give up on it if the kernel holds it."""
     os.killpg(child.pid, signal.SIGKILL)
+    err = b""
     try:
-        child.communicate(timeout=0.5)
+        _, err = child.communicate(timeout=0.5)
         stuck = False
     except subprocess.TimeoutExpired:
         stuck = process_state(child.pid) == "D"
@@ -232,7 +236,7 @@ def _abandon(child: subprocess.Popen[bytes]) -> CommandResult:
             if stream:
                 stream.close()
         child.returncode = -9  # so that the interpreter does not wait for it at exit
-    return CommandResult(124, problem="timeout", stuck_in_kernel=stuck)
+    return CommandResult(124, err=_text(err), problem="timeout", stuck_in_kernel=stuck)
 
 
 def process_state(pid: int) -> str | None:

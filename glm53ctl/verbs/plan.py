@@ -23,6 +23,15 @@ def plan(
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
     instance: options.InstanceOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure link, RAM and CPU first; takes seconds.")
+    ] = False,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            "--what-if", metavar="CHANGES", help="Predict an upgrade: ram=256GiB,pcie=5x16."
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every choice with its reason.")
     ] = False,
@@ -36,10 +45,13 @@ def plan(
 
       glm53ctl plan --mode exact --context-tokens 32768
 
-      glm53ctl plan --model tiny --json
+      glm53ctl plan --measure --what-if "ram=256GiB,pcie=5x16"
     """
+    from dataclasses import replace
+
     from glm53ctl import choose, render
-    from glm53ctl.plan_text import plan_document, plan_lines
+    from glm53ctl import what_if as changes
+    from glm53ctl.plan_text import comparison, plan_document, plan_lines
 
     situation = choose.survey(
         choose.PlanOptions(
@@ -59,6 +71,13 @@ def plan(
     )
     for warning in situation.profile.warnings:
         render.warn(warning)
+    if measure:
+        situation = choose.measured(situation)
+    if what_if:
+        now = choose.decide(situation)
+        situation = replace(situation, hardware=changes.changed(situation.hardware, what_if))
+        if not json_:
+            render.emit("\n".join(comparison(now, choose.decide(situation))))
     outcome = choose.decide(situation)
     chosen = outcome.chosen()
     if json_:
