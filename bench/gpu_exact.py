@@ -98,7 +98,7 @@ def tiny(tokens: int) -> None:
     compare_decode(*generators, prompts[:1], tokens, "decode after 10,000 tokens of churn")
     compare_decode(
         *generators,
-        prompts[:2] + [random_ids(4096, 5000, 9)],
+        [*prompts[:2], random_ids(4096, 5000, 9)],
         tokens,
         "decode with a 5,000-token prompt joining",
     )

@@ -21,12 +21,14 @@ from .errors import (
     StaleLibrary,
     Unsupported,
 )
+from .tier import CpuTier, TierShape, TierStats
 
 __all__ = [
     "AbiMismatch",
     "BadArgument",
     "Buffer",
     "CpuKernels",
+    "CpuTier",
     "Expert",
     "ExpertTable",
     "Isa",
@@ -37,5 +39,7 @@ __all__ = [
     "NativeFailure",
     "Picks",
     "StaleLibrary",
+    "TierShape",
+    "TierStats",
     "Unsupported",
 ]

@@ -18,6 +18,9 @@ ISA_SCALAR = 1
 ISA_AVX2 = 2
 ISA_AVX512 = 3
 
+PRECISION_EXACT = 0
+PRECISION_FAST = 1
+
 
 class Linear(ctypes.Structure):
     _fields_: ClassVar = [
@@ -50,8 +53,10 @@ class CpuOpenArgs(ctypes.Structure):
     _fields_: ClassVar = [
         ("size", ctypes.c_uint32),
         ("isa", ctypes.c_uint32),
+        ("precision", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
         ("cpus_count", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         ("cpus", ctypes.c_void_p),
     ]
 
@@ -172,26 +177,6 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
 }
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "glm53_cpu_tier_open": (
-        ctypes.c_int,
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p],
-    ),
-    "glm53_cpu_tier_close": (
-        ctypes.c_int,
-        [ctypes.c_void_p],
-    ),
-    "glm53_cpu_tier_stats": (
-        ctypes.c_int,
-        [ctypes.c_void_p, ctypes.c_void_p],
-    ),
-    "glm53_cpu_tier_reset": (
-        ctypes.c_int,
-        [ctypes.c_void_p, ctypes.c_void_p],
-    ),
-    "glm53_cpu_clock_step": (
-        ctypes.c_int,
-        [ctypes.c_void_p],
-    ),
     "glm53_abi_version": (
         ctypes.c_uint32,
         [],

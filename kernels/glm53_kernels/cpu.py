@@ -22,12 +22,17 @@ from .sources import CPU
 
 _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 Isa = Literal["scalar", "avx2", "avx512"]
+Precision = Literal["exact", "fast"]
 
 _ISA_IDS: dict[str, int] = {
     "auto": _abi.ISA_AUTO,
     "scalar": _abi.ISA_SCALAR,
     "avx2": _abi.ISA_AVX2,
     "avx512": _abi.ISA_AVX512,
+}
+_PRECISION_IDS: dict[str, int] = {
+    "exact": _abi.PRECISION_EXACT,
+    "fast": _abi.PRECISION_FAST,
 }
 _ISA_NAMES: dict[int, Isa] = {
     _abi.ISA_SCALAR: "scalar",
@@ -121,6 +126,8 @@ class CpuKernels:
     """The library with a persistent pool of `threads` threads, the calling one included.
 
     `cpus` pins worker i to cpus[i]; entry 0 stands for the calling thread, which is never pinned.
+    `precision` "exact" uses the codebook's fp16 values bit for bit and float32 activations; "fast" may
+    differ from it by about 2.1e-4 relative RMS per linear. linear_dequant is always exact.
     `isa` forces an instruction set, "auto" takes the best of this CPU.
     Raises LibraryMissing, StaleLibrary, AbiMismatch; BadArgument for a cpu that is not available;
     Unsupported for an isa this CPU lacks.
@@ -132,13 +139,17 @@ class CpuKernels:
         threads: int | None = None,
         cpus: Sequence[int] = (),
         isa: Isa | Literal["auto"] = "auto",
+        precision: Precision = "exact",
         library: Path | None = None,
     ) -> None:
         if isa not in _ISA_IDS:
             raise BadArgument(f"isa is {isa!r}, not one of {', '.join(_ISA_IDS)}")
-        count = threads if threads is not None else max(1, len(cpus))
+        if precision not in _PRECISION_IDS:
+            raise BadArgument(f"precision is {precision!r}, not exact or fast")
+        count = _counted("threads", threads if threads is not None else max(1, len(cpus)))
         pinned = (ctypes.c_int32 * len(cpus))(*cpus)
         args = _sized(_abi.CpuOpenArgs(isa=_ISA_IDS[isa], threads=count, cpus_count=len(cpus)))
+        args.precision = _PRECISION_IDS[precision]
         args.cpus = ctypes.addressof(pinned) if cpus else None
         self._library = load(CPU, library)
         self._handle = ctypes.c_void_p()
@@ -148,6 +159,7 @@ class CpuKernels:
         self._library.call("glm53_cpu_describe", self._handle, ctypes.byref(info))
         self.isa: Isa = _ISA_NAMES[info.isa]
         self.best_isa: Isa = _ISA_NAMES[info.best_isa]
+        self.precision: Precision = precision
         self.threads: int = info.threads
         self.build_id = self._library.build_id
 
@@ -162,16 +174,16 @@ class CpuKernels:
         args = _sized(_abi.CpuLinearDequantArgs(out_bytes=4 * count))
         args.linear = ctypes.addressof(struct)
         args.out = address(out, "out", "float32", count, write=True)
-        self._library.call("glm53_cpu_linear_dequant", self._open_handle(), ctypes.byref(args))
+        self._library.call("glm53_cpu_linear_dequant", self.handle, ctypes.byref(args))
 
     def linear_forward(self, linear: Linear, x: Buffer, out: Buffer, *, rows: int) -> None:
         """out float32 [rows, out_features] = linear(x float32 [rows, in_features]), from the trellis."""
         struct = _linear_struct(linear)
-        args = _sized(_abi.CpuLinearForwardArgs(rows=rows))
+        args = _sized(_abi.CpuLinearForwardArgs(rows=_counted("rows", rows)))
         args.linear = ctypes.addressof(struct)
         args.x = address(x, "x", "float32", rows * linear.in_features)
         args.out = address(out, "out", "float32", rows * linear.out_features, write=True)
-        self._library.call("glm53_cpu_linear_forward", self._open_handle(), ctypes.byref(args))
+        self._library.call("glm53_cpu_linear_forward", self.handle, ctypes.byref(args))
 
     def expert_forward(
         self, table: ExpertTable, x: Buffer, out: Buffer, *, rows: int, picks: Picks
@@ -190,8 +202,8 @@ class CpuKernels:
                 up_bits=up_bits,
                 down_bits=down_bits,
                 experts=len(table),
-                rows=rows,
-                picks=picks.count,
+                rows=_counted("rows", rows),
+                picks=_counted("picks", picks.count),
                 act_limit=table.act_limit,
             )
         )
@@ -201,9 +213,16 @@ class CpuKernels:
         args.pick_expert = address(picks.expert, "picks.expert", "int32", picks.count)
         args.pick_row = address(picks.row, "picks.row", "int32", picks.count)
         args.pick_weight = address(picks.weight, "picks.weight", "float32", picks.count)
-        self._library.call("glm53_cpu_expert_forward", self._open_handle(), ctypes.byref(args))
+        self._library.call("glm53_cpu_expert_forward", self.handle, ctypes.byref(args))
 
-    def _open_handle(self) -> ctypes.c_void_p:
+    @property
+    def library(self) -> Library:
+        """The loaded library, for what shares this pool."""
+        return self._library
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The native handle, for what shares this pool. Raises BadArgument once closed."""
         if not self._closer.alive:
             raise BadArgument("these kernels are closed")
         return self._handle
@@ -236,6 +255,13 @@ def _linear_struct(linear: Linear) -> _abi.Linear:
             svh=svh,
         )
     )
+
+
+def _counted(name: str, count: int) -> int:
+    # ctypes would wrap it around, silently.
+    if not 0 <= count < 2**31:
+        raise BadArgument(f"{name} is {count}")
+    return count
 
 
 def _sized(struct: _Struct) -> _Struct:

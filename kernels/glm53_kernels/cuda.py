@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 COUNTERS = ("hits", "misses", "admitted", "evictions", "no_victim", "invalid", "steps", "bad")
 MAX_PICKS = 256
 LIBRARY = Path(__file__).parent / "_lib" / "libglm53_cuda.so"
@@ -42,6 +42,28 @@ class ResidencyStruct(ctypes.Structure):
         ("counters", ctypes.c_uint64),
         ("jobs", ctypes.c_uint64),
         ("num_jobs", ctypes.c_uint64),
+        ("num_cpu", ctypes.c_uint64),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """glm53_step of csrc/cuda/abi_cuda.h, field by field."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("layer", ctypes.c_int32),
+        ("num_picks", ctypes.c_int32),
+        ("per_row", ctypes.c_int32),
+        ("admit_limit", ctypes.c_int32),
+        ("gpu_share", ctypes.c_float),
+        ("dither", ctypes.c_float),
+        ("sequence", ctypes.c_uint32),
+        ("hidden", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("picks", ctypes.c_uint64),
+        ("x", ctypes.c_uint64),
+        ("weights", ctypes.c_uint64),
+        ("mailbox", ctypes.c_uint64),
     )
 
 
@@ -56,16 +78,23 @@ class CudaKernels:
                 f"cannot load {library}: {err}. Build it with `make kernels` (needs nvcc)"
             ) from err
         self._lib.glm53_cuda_last_error.restype = ctypes.c_char_p
-        found = self._lib.glm53_cuda_abi_version()
-        size = self._lib.glm53_cuda_sizeof_residency()
-        if found != ABI_VERSION or size != ctypes.sizeof(ResidencyStruct):
+        found = (
+            self._lib.glm53_cuda_abi_version(),
+            self._lib.glm53_cuda_sizeof_residency(),
+            self._lib.glm53_cuda_sizeof_step(),
+        )
+        wanted = (ABI_VERSION, ctypes.sizeof(ResidencyStruct), ctypes.sizeof(StepStruct))
+        if found != wanted:
             raise CudaKernelError(
-                f"{library} has ABI {found} with a {size}-byte residency, these bindings need "
-                f"{ABI_VERSION} with {ctypes.sizeof(ResidencyStruct)}: run `make kernels`"
+                f"{library} has (ABI, residency bytes, step bytes) {found}, these bindings need {wanted}: "
+                "run `make kernels`"
             )
         pointer, integer, wide = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
         state = ctypes.POINTER(ResidencyStruct)
-        self._declare("glm53_cache_step", state, integer, pointer, integer, integer, pointer)
+        step = ctypes.POINTER(StepStruct)
+        self._declare("glm53_cache_step", state, step, pointer)
+        self._declare("glm53_mailbox_wait", step, pointer)
+        self._declare("glm53_combine", state, step, pointer, pointer)
         self._declare("glm53_gather", state, integer, pointer)
         self._declare("glm53_tables_rebuild", state, integer, integer, pointer, pointer)
         self._declare("glm53_slots_evict", state, integer, integer, integer, pointer)
@@ -84,18 +113,17 @@ class CudaKernels:
         if status:
             raise CudaKernelError(self._lib.glm53_cuda_last_error().decode())
 
-    def cache_step(
-        self,
-        state: ResidencyStruct,
-        layer: int,
-        picks: int,
-        num_picks: int,
-        stream: int,
-        *,
-        admit_limit: int = MAX_PICKS,
-    ) -> None:
-        """Decide one decode step: `picks` is the device address of int64 [num_picks] expert ids."""
-        self._check(self._lib.glm53_cache_step(state, layer, picks, num_picks, admit_limit, stream))
+    def cache_step(self, state: ResidencyStruct, step: StepStruct, stream: int) -> None:
+        """Decide one decode step of one layer and post the CPU tier's share of it."""
+        self._check(self._lib.glm53_cache_step(state, step, stream))
+
+    def mailbox_wait(self, step: StepStruct, stream: int) -> None:
+        """Let the stream wait for the CPU tier's answer to this step."""
+        self._check(self._lib.glm53_mailbox_wait(step, stream))
+
+    def combine(self, state: ResidencyStruct, step: StepStruct, final: int, stream: int) -> None:
+        """Add the CPU tier's sum to float32 [rows, hidden] at `final`."""
+        self._check(self._lib.glm53_combine(state, step, final, stream))
 
     def gather(self, state: ResidencyStruct, blocks: int, stream: int) -> None:
         """Copy the records the last cache_step admitted, with `blocks` thread blocks."""

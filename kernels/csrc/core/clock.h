@@ -5,11 +5,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define GLM53_HD __host__ __device__ inline
-#else
-#define GLM53_HD inline
-#endif
+#include "host_device.h"
 
 namespace glm53 {
 

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "host_device.h"
+
 namespace glm53 {
 
 constexpr int kMailboxRows = 8;    // rows of a decode step
@@ -22,8 +24,8 @@ struct alignas(64) Mailbox {
 };
 
 // Behind the struct: x fp16 [kMailboxRows][hidden], then out float [kMailboxRows][hidden].
-constexpr size_t mailbox_x(size_t) { return sizeof(Mailbox); }
-constexpr size_t mailbox_out(size_t hidden) { return sizeof(Mailbox) + kMailboxRows * hidden * 2; }
-constexpr size_t mailbox_bytes(size_t hidden) { return mailbox_out(hidden) + kMailboxRows * hidden * 4; }
+GLM53_HD constexpr size_t mailbox_x(size_t) { return sizeof(Mailbox); }
+GLM53_HD constexpr size_t mailbox_out(size_t hidden) { return sizeof(Mailbox) + kMailboxRows * hidden * 2; }
+GLM53_HD constexpr size_t mailbox_bytes(size_t hidden) { return mailbox_out(hidden) + kMailboxRows * hidden * 4; }
 
 }  // namespace glm53

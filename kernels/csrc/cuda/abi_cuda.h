@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 1
+#define GLM53_CUDA_ABI_VERSION 2
 #define GLM53_NUM_COUNTERS 8
 
 #ifdef __cplusplus
@@ -33,15 +33,38 @@ typedef struct {
     uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad */
     glm53_copy_job* jobs;   /* [256] */
     int32_t* num_jobs;      /* [1] */
+    int32_t* num_cpu;       /* [1] picks that the last step posted to the CPU tier */
 } glm53_residency;
+
+/* One decode step of one layer. mailbox == 0: no CPU tier, misses that are not admitted stay at home. */
+typedef struct {
+    uint32_t size; /* sizeof(glm53_step) */
+    int32_t layer;
+    int32_t num_picks; /* rows * per_row */
+    int32_t per_row;
+    int32_t admit_limit;
+    float gpu_share; /* share of the misses to admit, with the tier */
+    float dither;    /* in [0, 1) */
+    uint32_t sequence;
+    uint32_t hidden;
+    uint32_t reserved;
+    const int64_t* picks; /* [num_picks] expert ids */
+    const void* x;        /* fp16 [rows, hidden] */
+    void* weights;        /* fp16 [num_picks]; picks that go to the CPU are set to 0 */
+    uint64_t mailbox;     /* device alias of the mailbox (core/mailbox.h) */
+} glm53_step;
 
 const char* glm53_cuda_last_error(void);
 uint32_t glm53_cuda_abi_version(void);
 uint32_t glm53_cuda_sizeof_residency(void);
+uint32_t glm53_cuda_sizeof_step(void);
 
-/* Decide one decode step of one layer and rewrite the pointer tables: picks [num_picks] int64. */
-int glm53_cache_step(const glm53_residency* state, int32_t layer, const int64_t* picks, int32_t num_picks,
-                     int32_t admit_limit, void* stream);
+/* Decide one decode step of one layer, rewrite the pointer tables and post the CPU's share. */
+int glm53_cache_step(const glm53_residency* state, const glm53_step* step, void* stream);
+/* Let the stream wait until the mailbox reports `sequence` done. */
+int glm53_mailbox_wait(const glm53_step* step, void* stream);
+/* final float [rows, hidden] += the CPU tier's sum, if the step posted any. */
+int glm53_combine(const glm53_residency* state, const glm53_step* step, float* final, void* stream);
 /* Move the records that the last cache_step admitted. */
 int glm53_gather(const glm53_residency* state, int32_t blocks, void* stream);
 /* Rewrite the tables of `num_layers` layers from residency; a non-zero entry of

@@ -1,5 +1,8 @@
 // One decode step of one layer: mark hits, admit misses by CLOCK, rewrite the pointer tables, list
-// the copies. One block; the decision itself is core/clock.h on shared memory.
+// the copies, and post what the CPU computes. One block; the decision itself is core/clock.h.
+#include <cuda_fp16.h>
+
+#include "../core/mailbox.h"
 #include "check.cuh"
 #include "residency.cuh"
 
@@ -7,35 +10,91 @@ namespace glm53 {
 namespace {
 
 constexpr int kThreads = 256;
+static_assert(kThreads >= kMaxPicks && kMailboxPicks >= kMaxPicks);
 
-__global__ void cache_step(const glm53_residency state, const int layer, const int64_t* __restrict__ picks,
-                           const int num_picks, const int admit_limit) {
+__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, int job) {
+    if (a.evicted >= 0) {
+        state.slot_of[a.evicted] = -1;
+        point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
+    }
+    const int64_t key = static_cast<int64_t>(layer) * state.experts + a.expert;
+    state.owner[a.slot] = static_cast<int32_t>(key);
+    state.slot_of[key] = a.slot;
+    point_tables(state, layer, a.expert, state.slot_address[a.slot]);
+    state.jobs[job] = {home_of(state, key), state.slot_address[a.slot]};
+}
+
+// Picks whose expert is neither resident nor admitted: their rows and weights go to the mailbox,
+// their weights here become 0, which the stock kernels skip without reading.
+__device__ void post(const glm53_step& step, const glm53_residency& state, const int32_t* expert,
+                     const int32_t* resident, const ClockAdmission* admissions, int admitted) {
+    __shared__ int32_t posted;
+    Mailbox* box = reinterpret_cast<Mailbox*>(step.mailbox);
+    const int thread = threadIdx.x;
+    if (thread == 0) posted = 0;
+    __syncthreads();
+    bool cpu = thread < step.num_picks && expert[thread] >= 0 && resident[thread] < 0;
+    for (int i = 0; cpu && i < admitted; ++i) cpu = admissions[i].expert != expert[thread];
+    if (cpu) {
+        const int at = atomicAdd(&posted, 1);
+        __half* weights = static_cast<__half*>(step.weights);
+        box->expert[at] = expert[thread];
+        box->row[at] = thread / step.per_row;
+        box->weight[at] = __half2float(weights[thread]);
+        weights[thread] = __float2half(0.0f);
+    }
+    __syncthreads();
+    if (thread == 0) *state.num_cpu = posted;
+    if (posted == 0) {
+        if (thread == 0) {
+            __threadfence_system();
+            *reinterpret_cast<volatile uint32_t*>(&box->done) = step.sequence;
+        }
+        return;
+    }
+    const int rows = step.num_picks / step.per_row;
+    const uint4* from = static_cast<const uint4*>(step.x);
+    uint4* to = reinterpret_cast<uint4*>(step.mailbox + mailbox_x(step.hidden));
+    for (int i = thread; i < rows * static_cast<int>(step.hidden) / 8; i += kThreads) to[i] = from[i];
+    if (thread == 0) {
+        box->layer = step.layer;
+        box->rows = rows;
+        box->picks = posted;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (thread == 0) *reinterpret_cast<volatile uint32_t*>(&box->posted) = step.sequence;
+}
+
+__global__ void cache_step(const glm53_residency state, const glm53_step step) {
     extern __shared__ uint32_t bits[];
     const int words = (state.slots + 31) / 32;
     uint32_t* referenced = bits;
     uint32_t* busy = bits + words;
     __shared__ int32_t expert[kMaxPicks], resident[kMaxPicks];
+    __shared__ uint32_t heat[kMaxPicks];
     __shared__ ClockAdmission admissions[kMaxPicks];
     __shared__ ClockResult result;
     const int thread = threadIdx.x;
-    const int64_t base = static_cast<int64_t>(layer) * state.experts;
+    const int64_t base = static_cast<int64_t>(step.layer) * state.experts;
 
     for (int w = thread; w < words; w += kThreads) {
         referenced[w] = state.referenced[w];
         busy[w] = state.locked[w];
     }
-    if (thread < num_picks) {
-        const int64_t id = picks[thread];
+    if (thread < step.num_picks) {
+        const int64_t id = step.picks[thread];
         const bool valid = id >= 0 && id < state.experts;
         expert[thread] = valid ? static_cast<int32_t>(id) : -1;
         resident[thread] = valid ? state.slot_of[base + id] : -1;
-        if (valid) atomicAdd(&state.heat[base + id], 1u);
+        heat[thread] = valid ? atomicAdd(&state.heat[base + id], 1u) : 0;
     }
     __syncthreads();
     if (thread == 0) {
         int32_t hand = *state.hand;
-        result = clock_step(expert, resident, num_picks, state.experts, referenced, busy, state.owner, state.slots,
-                            &hand, admit_limit, admissions);
+        const ClockPolicy policy = {step.admit_limit, step.mailbox ? step.gpu_share : 1.0f, step.dither};
+        result = clock_step(expert, resident, step.num_picks, state.experts, referenced, busy, state.owner,
+                            state.slots, &hand, policy, heat, admissions);
         *state.hand = hand;
         *state.num_jobs = result.admitted;
         uint64_t* counters = state.counters;
@@ -49,29 +108,22 @@ __global__ void cache_step(const glm53_residency state, const int layer, const i
     }
     __syncthreads();
     for (int w = thread; w < words; w += kThreads) state.referenced[w] = referenced[w];
-    if (thread < result.admitted) {
-        const ClockAdmission a = admissions[thread];
-        if (a.evicted >= 0) {
-            state.slot_of[a.evicted] = -1;
-            point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
-        }
-        const int64_t key = base + a.expert;
-        state.owner[a.slot] = static_cast<int32_t>(key);
-        state.slot_of[key] = a.slot;
-        point_tables(state, layer, a.expert, state.slot_address[a.slot]);
-        state.jobs[thread] = {home_of(state, key), state.slot_address[a.slot]};
-    }
+    if (step.mailbox) post(step, state, expert, resident, admissions, result.admitted);
+    if (thread < result.admitted) admit(state, step.layer, admissions[thread], thread);
 }
 
 }  // namespace
 }  // namespace glm53
 
-extern "C" int glm53_cache_step(const glm53_residency* state, int32_t layer, const int64_t* picks,
-                                int32_t num_picks, int32_t admit_limit, void* stream) {
-    if (num_picks < 0 || num_picks > glm53::kMaxPicks) return glm53::fail("glm53_cache_step", "num_picks out of range");
-    if (layer < 0 || layer >= state->layers) return glm53::fail("glm53_cache_step", "layer out of range");
+extern "C" int glm53_cache_step(const glm53_residency* state, const glm53_step* step, void* stream) {
+    using namespace glm53;
+    if (step->size != sizeof(glm53_step)) return fail("glm53_cache_step", "step has another size");
+    if (step->num_picks < 0 || step->num_picks > kMaxPicks) return fail("glm53_cache_step", "num_picks out of range");
+    if (step->layer < 0 || step->layer >= state->layers) return fail("glm53_cache_step", "layer out of range");
+    if (step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
+                          step->num_picks / step->per_row > kMailboxRows))
+        return fail("glm53_cache_step", "rows do not fit the mailbox");
     const size_t shared = 2 * sizeof(uint32_t) * ((state->slots + 31) / 32);
-    glm53::cache_step<<<1, glm53::kThreads, shared, static_cast<cudaStream_t>(stream)>>>(*state, layer, picks,
-                                                                                     num_picks, admit_limit);
-    return glm53::check_launch("glm53_cache_step");
+    cache_step<<<1, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(*state, *step);
+    return check_launch("glm53_cache_step");
 }

@@ -22,6 +22,7 @@ using namespace glm53;
 extern "C" const char* glm53_cuda_last_error(void) { return last_error; }
 extern "C" uint32_t glm53_cuda_abi_version(void) { return GLM53_CUDA_ABI_VERSION; }
 extern "C" uint32_t glm53_cuda_sizeof_residency(void) { return sizeof(glm53_residency); }
+extern "C" uint32_t glm53_cuda_sizeof_step(void) { return sizeof(glm53_step); }
 
 extern "C" int glm53_host_register(uint64_t pointer, uint64_t bytes, uint64_t* device_alias) {
     void* host = reinterpret_cast<void*>(pointer);

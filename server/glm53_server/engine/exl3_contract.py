@@ -44,9 +44,18 @@ PINNED_FILES = {
     "modules/transformer.py": "5442048492255575655283023c0627e6",
 }
 
-GET_TENSOR_PARAMETERS = (
-    ["self", "key", "device", "optional", "allow_bf16", "float2half", "no_defer", "transpose", "pad_to", "fidx"]
-)
+GET_TENSOR_PARAMETERS = [
+    "self",
+    "key",
+    "device",
+    "optional",
+    "allow_bf16",
+    "float2half",
+    "no_defer",
+    "transpose",
+    "pad_to",
+    "fidx",
+]
 FORWARD_CALLS_ONCE = ("routing_fn", "cpu_split_combine")
 
 

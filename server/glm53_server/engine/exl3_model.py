@@ -7,10 +7,8 @@ of single modules, bound methods of one object per layer; `detach` restores them
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,12 @@ import torch
 from glm53_kernels.cuda import CudaKernels
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3, check_static
 from glm53_server.engine.exl3_dummy import DummyValues
-from glm53_server.moe.arena import ExpertArena, FillLayer, RecordLayout
+from glm53_server.engine.exl3_loader import ExpertLoader
+from glm53_server.moe.arena import ExpertArena
+from glm53_server.moe.cpu_tier import ExpertScales, ExpertShape
 from glm53_server.moe.layer import ExpertTiers
 
 Progress = Callable[[str, int, int], None]
-
-EXPERT_KEY = re.compile(r"^(.+\.layers\.(\d+)\.mlp)\.experts\.(\d+)\.(gate|up|down)_proj\.trellis$")
-PARTS = {"gate": 0, "up": 1, "down": 2}
-READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,145 +66,17 @@ def package_path() -> Path:
     return Path(spec.origin).parent
 
 
-def _expert_keys(config: Any) -> dict[tuple[int, int, int], str]:
-    """(layer, expert, part) -> tensor key of the text model's routed experts, MTP excluded."""
-    keys: dict[tuple[int, int, int], str] = {}
-    for key in config.stc.tensor_file_map:
-        found = EXPERT_KEY.match(key)
-        if found and int(found[2]) < config.num_hidden_layers:
-            keys[int(found[2]), int(found[3]), PARTS[found[4]]] = key
-    return keys
+class _Phases:
+    """Seconds per phase of a load, in order."""
 
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
 
-class ExpertLoader:
-    """Stands in for one loader object's get_tensor: experts from the arena, the rest as before."""
-
-    def __init__(self, config: Any, options: LoadOptions, arena: ExpertArena | None) -> None:
-        self._stc = config.stc
-        self._stock = config.stc.get_tensor
-        self._dummy = options.dummy
-        self._arena = arena
-        self._index = torch.device(options.device).index or 0
-        self.keys = _expert_keys(config)
-        self.layers = sorted({layer for layer, _, _ in self.keys})
-        self._position = {key: where for where, key in self.keys.items()}
-
-    def layout(self) -> RecordLayout:
-        """The record layout shared by all experts. Raises UnsupportedExllamav3 when they differ."""
-        sizes = {part: set() for part in range(3)}
-        for (_, _, part), key in self.keys.items():
-            sizes[part].add(self._stc.get_tensor_size(key))
-        experts = max(expert for _, expert, _ in self.keys) + 1
-        if any(len(s) != 1 for s in sizes.values()) or len(self.keys) != 3 * experts * len(
-            self.layers
-        ):
-            raise UnsupportedExllamav3(
-                ["experts of this checkpoint differ in size or some are missing"]
-            )
-        gate, up, down = (next(iter(sizes[part])) for part in range(3))
-        return RecordLayout(len(self.layers), experts, gate, up, down)
-
-    def use_arena(self, arena: ExpertArena) -> None:
-        self._arena = arena
-
-    def get_tensor(
-        self, key: str, device: Any = None, *args: Any, **kwargs: Any
-    ) -> torch.Tensor | None:
-        """SafetensorsCollection.get_tensor's contract, with expert trellises as views of the arena."""
-        where = self._position.get(key) if self._arena is not None else None
-        if where is not None and device is not None and torch.device(device).type == "cuda":
-            return self._arena_view(key, *where)
-        if self._dummy is not None and key in self._dummy.tensors:
-            return self._dummy_tensor(key, device, *args, **kwargs)
-        return self._stock(key, device, *args, **kwargs)
-
-    def _arena_view(self, key: str, layer: int, expert: int, part: int) -> torch.Tensor:
-        from exllamav3.ext import exllamav3_ext as ext
-
-        assert self._arena is not None
-        row = self.layers.index(layer)
-        self._arena.wait_layer(row)
-        header = self._stc.file_headers[self._stc.tensor_file_map[key]][key]
-        view = self._arena.part_view(row, expert, part).view(torch.int16).view(header["shape"])
-        return ext.pinned_cuda_view(view, self._index)
-
-    def _dummy_tensor(
-        self, key: str, device: Any = None, optional: bool = False, allow_bf16: bool = False,
-        float2half: bool = False, no_defer: bool = False, transpose: bool = False,
-        pad_to: tuple[int, ...] | None = None, fidx: int | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        del optional, no_defer
-        assert self._dummy is not None
-        if fidx is not None:
-            raise UnsupportedExllamav3([f"dummy weights cannot serve the batched tensor {key}"])
-        tensor = self._dummy.tensor(key).to(device if device is not None else "cpu")
-        if (tensor.dtype == torch.bfloat16 and not allow_bf16) or (
-            tensor.dtype == torch.float and float2half
-        ):
-            tensor = tensor.half()
-        if transpose and tensor.dim():
-            tensor = tensor.T
-        if pad_to is not None and tuple(pad_to) != tuple(tensor.shape):
-            padded = torch.zeros(pad_to, dtype=tensor.dtype, device=tensor.device)
-            padded[tuple(slice(0, s) for s in tensor.shape)].copy_(tensor)
-            tensor = padded
-        # A tensor of its own: the pools behind dummy values must never be written through.
-        return tensor.contiguous().clone()
-
-    def filler(self) -> FillLayer:
-        """The function that fills one layer of the arena, from the files or from dummy values."""
-        return self._fill_dummy if self._dummy is not None else self._fill_from_files
-
-    def _targets(self, row: int, destination: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        assert self._arena is not None
-        layout = self._arena.layout
-        sizes = (layout.gate_bytes, layout.up_bytes, layout.down_bytes)
-        result: list[tuple[str, torch.Tensor]] = []
-        for expert in range(layout.experts):
-            for part in range(3):
-                start = expert * layout.record_bytes + layout.offsets[part]
-                key = self.keys[self.layers[row], expert, part]
-                result.append((key, destination[start : start + sizes[part]]))
-        return result
-
-    def _fill_dummy(self, row: int, destination: torch.Tensor, pool: ThreadPoolExecutor) -> None:
-        dummy = self._dummy
-        assert dummy is not None
-
-        def copy(target: tuple[str, torch.Tensor]) -> None:
-            key, view = target
-            view.copy_(dummy.trellis_bytes(key, view.numel()))
-
-        list(pool.map(copy, self._targets(row, destination), chunksize=8))
-
-    def _fill_from_files(
-        self, row: int, destination: torch.Tensor, pool: ThreadPoolExecutor
-    ) -> None:
-        def read(target: tuple[str, torch.Tensor]) -> None:
-            key, view = target
-            filename = self._stc.tensor_file_map[key]
-            header = self._stc.file_headers[filename]
-            offset = header["_header_offset"] + header[key]["data_offsets"][0]
-            read_into(Path(filename), offset, view)
-
-        list(pool.map(read, self._targets(row, destination), chunksize=8))
-
-
-def read_into(path: Path, offset: int, destination: torch.Tensor) -> None:
-    """Read destination.numel() bytes at `offset` of a file into a uint8 tensor. Raises OSError."""
-    import ctypes
-
-    size = destination.numel()
-    buffer = (ctypes.c_char * size).from_address(destination.data_ptr())
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        view = memoryview(buffer).cast("B")
-        done = 0
-        while done < size:
-            count = file.readinto(view[done : done + READ_BYTES])
-            if not count:
-                raise OSError(f"{path}: ends at byte {offset + done}, {offset + size} needed")
-            done += count
+    def done(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._since
+        self._since = now
 
 
 def load_model(
@@ -219,23 +87,15 @@ def load_model(
     Raises UnsupportedExllamav3, PinRefused, OSError, or what exllamav3 raises.
     """
     check_static(package_path())
-    started = time.perf_counter()
+    phases = _Phases()
     from exllamav3 import Cache, Config, Model, Tokenizer
 
-    phases: dict[str, float] = {}
-
-    def phase_done(name: str) -> None:
-        nonlocal started
-        now = time.perf_counter()
-        phases[name] = now - started
-        started = now
-
     config = Config.from_directory(str(options.directory))
-    phase_done("import")
+    phases.done("import")
     if options.cpu_split:
         config.infer_params.moe_cpu_split = options.cpu_split
         config.infer_params.moe_cpu_threads = options.cpu_split_threads
-    loader = ExpertLoader(config, options, None)
+    loader = ExpertLoader(config, options.dummy, options.device)
     arena: ExpertArena | None = None
     if kernels is not None:
         arena = ExpertArena(loader.layout(), kernels, options.fill_threads)
@@ -244,36 +104,38 @@ def load_model(
     config.stc.get_tensor = loader.get_tensor
     model = Model.from_config(config)
     cache = Cache(model, max_num_tokens=options.cache_tokens, max_batch_size=options.max_batch)
-    model.load(
-        device=options.device,
-        callback=lambda done, total: progress("weights", done, total),
-        max_chunk_size=options.chunk_tokens,
-    )
+    model.load(device=options.device, max_chunk_size=options.chunk_tokens)
     if arena is not None:
         for row in range(arena.layout.layers):
             arena.wait_layer(row)
-        phases["fill"], phases["pin"] = arena.fill_s, arena.pin_s
-    phase_done("load")
+        phases.seconds |= {"fill": arena.fill_s, "pin": arena.pin_s}
+    phases.done("load")
+    tokenizer = Tokenizer.from_config(config)
     device = torch.device(options.device)
-    loaded = LoadedModel(
-        model, config, cache, Tokenizer.from_config(config), device, arena, phase_s=phases
-    )
+    loaded = LoadedModel(model, config, cache, tokenizer, device, arena, phase_s=phases.seconds)
     check_loaded(loaded)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    resting = torch.cuda.memory_allocated(device)
     progress("warmup", 0, 1)
-    model.warmup(
-        cache=cache,
+    loaded.activation_bytes = _warm_up(loaded, options)
+    phases.done("warmup")
+    progress("warmup", 1, 1)
+    return loaded
+
+
+def _warm_up(loaded: LoadedModel, options: LoadOptions) -> int:
+    """Run exllamav3's own warm-up; returns the peak of activations in bytes."""
+    torch.cuda.synchronize(loaded.device)
+    torch.cuda.reset_peak_memory_stats(loaded.device)
+    resting = torch.cuda.memory_allocated(loaded.device)
+    failed = loaded.model.warmup(
+        cache=loaded.cache,
         max_chunk_size=options.chunk_tokens,
         max_batch_size=min(8, options.max_batch),
         max_q_len=1,
     )
-    torch.cuda.synchronize(device)
-    loaded.activation_bytes = torch.cuda.max_memory_allocated(device) - resting
-    phase_done("warmup")
-    progress("warmup", 1, 1)
-    return loaded
+    torch.cuda.synchronize(loaded.device)
+    if failed:
+        raise RuntimeError(f"warm-up passes failed: {', '.join(failed)}")
+    return torch.cuda.max_memory_allocated(loaded.device) - resting
 
 
 def moe_blocks(loaded: LoadedModel) -> list[Any]:
@@ -290,6 +152,28 @@ def tables_of(block: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         block.multi_gate.ptrs_trellis,
         block.multi_up.ptrs_trellis,
         block.multi_down.ptrs_trellis,
+    )
+
+
+def expert_scales(block: Any) -> ExpertScales:
+    """Host copies of one block's suh and svh vectors: fp16 [experts, features]."""
+
+    def stacked(linears: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        suh = torch.stack([linear.inner.suh for linear in linears])
+        svh = torch.stack([linear.inner.svh for linear in linears])
+        return suh.cpu(), svh.cpu()
+
+    return ExpertScales(stacked(block.gates), stacked(block.ups), stacked(block.downs))
+
+
+def expert_shape(block: Any) -> ExpertShape:
+    """Sizes, bits and activation clamp of one block's experts."""
+    return ExpertShape(
+        hidden=block.multi_gate.in_features,
+        intermediate=block.multi_gate.out_features,
+        bits=(block.multi_gate.K, block.multi_up.K, block.multi_down.K),
+        act_limit=float(block.act_limit),
+        picks_per_row=block.num_experts_per_tok,
     )
 
 
@@ -348,14 +232,14 @@ class LayerHook:
     def routing_fn(self, rows: int, cfg: Any, y: torch.Tensor, params: dict[str, Any]) -> Any:
         picks, weights = self._route(rows, cfg, y, params)
         if not params.get("activate_all_experts"):
-            self._tiers.on_route(self._layer, picks)
+            self._tiers.on_route(self._layer, picks, weights, y)
         return picks, weights
 
     def cpu_split_combine(
         self, final: torch.Tensor, partial: Any, pending: Any, shape: Any
     ) -> torch.Tensor:
         final = self._combine(final, partial, pending, shape)
-        self._tiers.on_combine(self._layer, final.numel() // final.shape[-1])
+        self._tiers.on_combine(self._layer, final)
         return final
 
 

@@ -6,12 +6,22 @@ from dataclasses import dataclass
 
 import torch
 
+from glm53_kernels import CpuKernels
 from glm53_kernels.cuda import CudaKernels
-from glm53_server.engine.exl3_model import LoadedModel, attach, moe_blocks, tables_of
+from glm53_server.engine.exl3_model import (
+    LoadedModel,
+    attach,
+    expert_scales,
+    expert_shape,
+    moe_blocks,
+    tables_of,
+)
+from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers, RouteOverride
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.slots import SlotMemory, plan_slots
+from glm53_server.moe.split import SplitState
 
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
 
@@ -40,6 +50,7 @@ def build_tiers(
     budget: VramBudget,
     route_override: RouteOverride | None = None,
     stage_rows: int = STAGE_ROWS,
+    cpu_lane: CpuLane | None = None,
 ) -> ExpertTiers:
     """Allocate the slots, attach the hooks, and start with an empty cache. Raises OutOfMemoryError."""
     arena = loaded.arena
@@ -64,8 +75,22 @@ def build_tiers(
     with torch.inference_mode():
         residency = Residency(arena, tables, kernels, plan.total, loaded.device)
         if plan.total:
-            residency.slot_address[: plan.total].copy_(torch.tensor(memory.addresses(), dtype=torch.int64))
+            residency.slot_address[: plan.total].copy_(
+                torch.tensor(memory.addresses(), dtype=torch.int64)
+            )
         stager = PrefillStager(residency, memory)
-    tiers = ExpertTiers(residency, stager, stage_rows=stage_rows, route_override=route_override)
+    tiers = ExpertTiers(
+        residency, stager, stage_rows=stage_rows, route_override=route_override, cpu_lane=cpu_lane
+    )
     attach(loaded, tiers)
     return tiers
+
+
+def build_cpu_lane(
+    loaded: LoadedModel, kernels: CudaKernels, pool: CpuKernels, split: SplitState
+) -> CpuLane:
+    """The CPU lane of fast mode over the loaded model's arena. Close it before the arena."""
+    assert loaded.arena is not None
+    blocks = moe_blocks(loaded)
+    scales = [expert_scales(block) for block in blocks]
+    return CpuLane(loaded.arena, scales, expert_shape(blocks[0]), pool, kernels, split)

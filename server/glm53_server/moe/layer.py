@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 
@@ -34,9 +35,12 @@ class ExpertTiers:
         *,
         stage_rows: int,
         route_override: RouteOverride | None = None,
+        cpu_lane: CpuLane | None = None,
     ) -> None:
         self.residency = residency
         self.stager = stager
+        self.cpu_lane = cpu_lane
+        self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False
         self.verify_each_step = False
         self._stage_rows = stage_rows
@@ -61,20 +65,33 @@ class ExpertTiers:
         if stager.in_prefill and not self.hold_prefill:
             stager.leave()
         stager.poll_refill()
+        if self.cpu_lane is not None:
+            self.cpu_lane.after_step(self.residency)
         if self.verify_each_step:
             self.residency.verify()
 
-    def on_route(self, layer: int, picks: torch.Tensor) -> None:
-        """Routing of one layer is known: int64 [rows, experts_per_token] on the device."""
+    def on_route(
+        self, layer: int, picks: torch.Tensor, weights: torch.Tensor, x: torch.Tensor
+    ) -> None:
+        """Routing of one layer is known: picks int64 and weights fp16 [rows, experts_per_token] on the
+        device, x fp16 [rows, hidden]. Weights of picks that the CPU computes are set to 0."""
         if self._route_override is not None:
             self._route_override(layer, picks)
         if picks.shape[0] <= DECODE_ROWS:
-            self.residency.decode_step(layer, picks)
+            step = self._steps[layer]
+            step.picks = picks.data_ptr()
+            step.num_picks = picks.numel()
+            if self.cpu_lane is not None:
+                self.cpu_lane.fill(step, x, weights)
+            self.residency.decode_step(step)
         elif self.stager is not None and self.stager.passing:
             self.stager.before_layer(layer)
 
-    def on_combine(self, layer: int, rows: int) -> None:
-        """The layer's expert kernels are enqueued."""
-        del layer
-        if rows > DECODE_ROWS and self.stager is not None:
+    def on_combine(self, layer: int, final: torch.Tensor) -> None:
+        """The layer's expert kernels are enqueued; final is their sum, float32 [..., hidden]."""
+        rows = final.numel() // final.shape[-1]
+        if rows <= DECODE_ROWS:
+            if self.cpu_lane is not None:
+                self.cpu_lane.combine(self.residency, self._steps[layer], final)
+        elif self.stager is not None:
             self.stager.after_layer()

@@ -6,11 +6,12 @@ tables, so no slot can be overwritten while an earlier kernel still reads it. No
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 
-from glm53_kernels.cuda import COUNTERS, CudaKernels, ResidencyStruct
+from glm53_kernels.cuda import COUNTERS, MAX_PICKS, CudaKernels, ResidencyStruct, StepStruct
 from glm53_server.moe.arena import ExpertArena
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -20,7 +21,8 @@ Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Residency:
     """Device-resident state of all experts plus the kernels that change it.
 
-    tables[layer] are rewritten in place and must outlive this object. `slot_address` entries may be
+    tables[layer] are rewritten in place and must outlive this object. `gather_times`, when set to a
+    list, collects event pairs around each step's copies (measurement only). `slot_address` entries may be
     0 while a slot is locked; a locked slot is never read or chosen.
     """
 
@@ -56,8 +58,9 @@ class Residency:
         self._counters = zeros(len(COUNTERS), torch.int64)
         self._jobs = zeros(2 * 256, torch.int64)
         self._num_jobs = zeros(1, torch.int32)
+        self._num_cpu = zeros(1, torch.int32)
         self.state = ResidencyStruct(
-            size=0,
+            size=ctypes.sizeof(ResidencyStruct),
             layers=layout.layers,
             experts=layout.experts,
             slots=slots,
@@ -76,21 +79,39 @@ class Residency:
             counters=self._counters.data_ptr(),
             jobs=self._jobs.data_ptr(),
             num_jobs=self._num_jobs.data_ptr(),
+            num_cpu=self._num_cpu.data_ptr(),
         )
         properties = torch.cuda.get_device_properties(device)
-        self._gather_blocks = 2 * properties.multi_processor_count
+        self.gather_blocks = 2 * properties.multi_processor_count
+        self.admit_limit = (
+            MAX_PICKS  # misses admitted per layer and step; the rest is read in place
+        )
+        self.gather_times: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
     def stream(self) -> int:
         """The compute stream: the one exllamav3 launches on."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
-    def decode_step(self, layer: int, picks: torch.Tensor) -> None:
-        """Admit this step's misses of one layer. picks: int64 [rows, experts_per_token], device."""
+    def decode_step(self, step: StepStruct) -> None:
+        """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts."""
+        stream = self.stream()
+        step.admit_limit = self.admit_limit if self.slots else 0
+        self.kernels.cache_step(self.state, step, stream)
         if not self.slots:
             return
-        stream = self.stream()
-        self.kernels.cache_step(self.state, layer, picks.data_ptr(), picks.numel(), stream)
-        self.kernels.gather(self.state, self._gather_blocks, stream)
+        if self.gather_times is None:
+            self.kernels.gather(self.state, self.gather_blocks, stream)
+            return
+        before = torch.cuda.Event(enable_timing=True)
+        after = torch.cuda.Event(enable_timing=True)
+        before.record()
+        self.kernels.gather(self.state, self.gather_blocks, stream)
+        after.record()
+        self.gather_times.append((before, after))
+
+    def new_step(self, layer: int) -> StepStruct:
+        """A step of one layer, to be filled in and used again every decode step."""
+        return StepStruct(size=ctypes.sizeof(StepStruct), layer=layer, per_row=1, gpu_share=1.0)
 
     def rebuild(
         self, first_layer: int, num_layers: int, overrides: torch.Tensor | None = None

@@ -37,7 +37,9 @@ def popularity_sigma(layer: int) -> float:
     return min(1.5, 0.9 + (1.5 - 0.9) * (layer - 7) / 23)
 
 
-def make_decode_trace(spec: TraceSpec, log_popularity: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def make_decode_trace(
+    spec: TraceSpec, log_popularity: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """int64 [steps, layers, streams, picks]; log_popularity float32 [layers, experts]."""
     shape = (spec.layers, spec.streams, spec.experts)
     trace = torch.empty((spec.steps, spec.layers, spec.streams, spec.picks), dtype=torch.int64)
@@ -63,7 +65,9 @@ class RoutingTrace:
     def __init__(self, spec: TraceSpec, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
         sigma = torch.tensor([popularity_sigma(spec.first_layer + i) for i in range(spec.layers)])
-        log_popularity = torch.randn((spec.layers, spec.experts), generator=generator) * sigma[:, None]
+        log_popularity = (
+            torch.randn((spec.layers, spec.experts), generator=generator) * sigma[:, None]
+        )
         self.decode = make_decode_trace(spec, log_popularity, generator).to(device)
         uniform = torch.rand((spec.layers, spec.prefill_rows, spec.experts), generator=generator)
         score = log_popularity[:, None, :] - torch.log(-torch.log(uniform.clamp_(1e-12, 1 - 1e-7)))

@@ -1,0 +1,212 @@
+"""The GPU engine: stock exllamav3 1.5.1 with our memory tiers (or without any, as the reference)."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from glm53_kernels.cuda import CudaKernelError, CudaKernels
+from glm53_server.engine.base import (
+    Done,
+    EngineError,
+    EngineInfo,
+    EngineState,
+    Event,
+    Failed,
+    GenRequest,
+)
+from glm53_server.engine.cpu_generate import Bounds
+from glm53_server.engine.cpu_worker import Job
+from glm53_server.engine.exl3_contract import UnsupportedExllamav3
+from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory
+from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, detach, load_model
+from glm53_server.engine.exl3_session import Session
+from glm53_server.engine.exl3_tiers import VramBudget, build_tiers
+from glm53_server.engine.exl3_worker import Exl3Worker
+from glm53_server.moe.arena import PinRefused
+from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.routing_trace import RoutingTrace, TraceSpec
+from glm53ctl.checkpoint import open_checkpoint
+from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
+from glm53ctl.plan import EngineName, GpuPlan, Plan
+
+
+class GpuUnusable(StartFailed):
+    """The planned GPU is missing, or its software is not what the plan needs."""
+
+    error_id = "GPU-010"
+    child_exit = ChildExit.NO_GPU
+
+
+class UnsupportedRuntime(StartFailed):
+    """exllamav3 or the CUDA library is of another version."""
+
+    error_id = "EXL-001"
+    child_exit = ChildExit.UNSUPPORTED
+
+
+class Exl3Engine:
+    """See engine.base.Engine. Owns one thread, which owns the Generator."""
+
+    def __init__(self, session: Session, info: EngineInfo) -> None:
+        self._session = session
+        self._info = info
+        self._bounds = Bounds(info.vocab_size, info.context_tokens)
+        self._worker = Exl3Worker(session)
+        self._started = time.monotonic()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState.READY if self._worker.alive else EngineState.LOST
+
+    @property
+    def steps(self) -> int:
+        return self._worker.counters.steps
+
+    @property
+    def running(self) -> int:
+        return self._worker.running
+
+    @property
+    def queued(self) -> int:
+        return self._worker.waiting
+
+    async def submit(self, request: GenRequest) -> AsyncIterator[Event]:
+        """See Engine.submit. A request that can never run fails before a job exists."""
+        try:
+            self._bounds.check(request)
+            grammar_filter = None
+            if request.grammar is not None:
+                grammar_filter = await asyncio.to_thread(
+                    self._session.compile_filter, request.grammar
+                )
+            job = Job(request, None)
+            self._worker.add(job, grammar_filter)
+        except EngineError as err:
+            yield Failed(err)
+            return
+        try:
+            while True:
+                for event in await job.arrived.get():
+                    yield event
+                    if isinstance(event, Done | Failed):
+                        return
+        finally:
+            self._worker.cancel(job)
+
+    def stats(self) -> dict[str, object]:
+        counters = self._worker.counters
+        body: dict[str, object] = {
+            "requests": counters.requests,
+            "requests_failed": counters.failed,
+            "requests_cancelled": counters.cancelled,
+            "prompt_tokens": counters.prompt_tokens,
+            "completion_tokens": counters.completion_tokens,
+            "prefill_s": round(counters.prefill_s, 3),
+            "decode_s": round(counters.decode_s, 3),
+            "tokens_per_s": round(counters.recent_tokens_per_s(), 2),
+            "lost": self._worker.lost,
+        }
+        if self._session.tier_stats is not None:
+            body["expert_cache"] = [self._session.tier_stats]
+        return body
+
+    async def close(self) -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))
+        await ended.wait()
+        self._worker.join()
+        detach(self._session.loaded)
+
+
+def load(plan: Plan, progress: Progress) -> Exl3Engine:
+    """Load plan.model on plan.gpu. Raises BadModel, GpuUnusable, UnsupportedRuntime or MemoryError."""
+    started = time.monotonic()
+    gpu = plan.gpu
+    if gpu is None:
+        raise UsageError("a plan for the exl3 engine needs a gpu section")
+    try:
+        spec = DummySpec.parse(plan.model.load_format)
+    except ValueError as err:
+        raise UsageError(str(err)) from err
+    options = _options(plan, spec)
+    tiered = plan.engine is EngineName.EXL3
+    try:
+        kernels = CudaKernels() if tiered else None
+        loaded = load_model(options, kernels, progress)
+        tiers = _tiers(loaded, kernels, gpu, spec) if kernels is not None else None
+    except (CudaKernelError, UnsupportedExllamav3) as err:
+        raise UnsupportedRuntime(
+            str(err), hint="pip install 'glm53ctl[cuda]' and `make kernels`"
+        ) from err
+    except PinRefused as err:
+        raise MemoryError(
+            f"{err}. Raise the memlock limit (ulimit -l unlimited) or free RAM"
+        ) from err
+    session = Session(
+        loaded, tiers, max_batch=plan.limits.max_batch, chunk_tokens=plan.limits.chunk_tokens
+    )
+    info = EngineInfo(
+        engine=plan.engine.value,
+        model_path=plan.model.path,
+        served_name=plan.model.served_name,
+        context_tokens=min(plan.model.context_tokens, options.cache_tokens - 1),
+        vocab_size=loaded.config.vocab_size,
+        eos_ids=frozenset(loaded.config.eos_token_id_list),
+        max_batch=plan.limits.max_batch,
+        details={"load_s": round(time.monotonic() - started, 2), "phase_s": dict(loaded.phase_s)},
+    )
+    return Exl3Engine(session, info)
+
+
+def _options(plan: Plan, spec: DummySpec | None) -> LoadOptions:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise GpuUnusable(
+            "no CUDA device is visible to the server", hint="glm53ctl doctor --only GPU"
+        )
+    dummy: DummyValues | None = None
+    if spec is None:
+        directory = open_checkpoint(Path(plan.model.path)).path
+    else:
+        directory = Path(tempfile.mkdtemp(prefix="glm53-dummy-"))
+        dummy = DummyValues(write_directory(spec, directory, Path(plan.model.path)))
+    return LoadOptions(
+        directory=directory,
+        cache_tokens=-(-plan.limits.cache_tokens // 256) * 256,
+        max_batch=plan.limits.max_batch,
+        chunk_tokens=plan.limits.chunk_tokens,
+        device="cuda:0",  # the supervisor made the planned GPU the only visible one
+        fill_threads=max(1, plan.cpu.threads),
+        dummy=dummy,
+    )
+
+
+def _tiers(
+    loaded: LoadedModel, kernels: CudaKernels, gpu: GpuPlan, spec: DummySpec | None
+) -> ExpertTiers:
+    override = None
+    assert loaded.arena is not None
+    if spec is not None:
+        layout = loaded.arena.layout
+        override = RoutingTrace(
+            TraceSpec(layers=layout.layers, experts=layout.experts, picks=8), loaded.device
+        )
+    budget = VramBudget(
+        gpu.reserve_bytes, gpu.elastic_bytes, gpu.stage_bytes, gpu.vram_limit_bytes, gpu.cache_slots
+    )
+    try:
+        return build_tiers(loaded, kernels, budget, override)
+    except RuntimeError as err:
+        if "out of memory" in str(err).lower():
+            raise MemoryError(f"VRAM was taken after sizing: {err}") from err
+        raise BadModel(f"{loaded.config.directory}: {err}") from err

@@ -1,0 +1,47 @@
+"""Tier counters as /stats shows them; names of the existing deployment where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import torch
+
+from glm53_server.engine.exl3_model import LoadedModel
+from glm53_server.moe.layer import ExpertTiers
+
+
+def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
+    """One device's expert cache: slots, hits, bytes over the link, staging. Waits for the device."""
+    residency = tiers.residency
+    counters = residency.counters()
+    layout = residency.layout
+    seen = counters["hits"] + counters["misses"]
+    body: dict[str, object] = {
+        "device": str(residency.device),
+        "layers": layout.layers,
+        "experts": layout.experts,
+        "slots": residency.slots,
+        "slot_bytes": layout.record_bytes,
+        "arena_gb": round(layout.total_bytes / 1e9, 2),
+        "hits": counters["hits"],
+        "misses": counters["misses"],
+        "admitted": counters["admitted"],
+        "no_victim": counters["no_victim"],
+        "evictions": counters["evictions"],
+        "invalid_picks": counters["invalid"],
+        "bad_slots": counters["bad"],
+        "hit_rate": round(counters["hits"] / seen, 4) if seen else None,
+        "decode_link_gb": round(counters["admitted"] * layout.record_bytes / 1e9, 3),
+        "decode_steps": tiers.decode_steps,
+        "in_place_passes": tiers.in_place_passes,
+        "mem_alloc_gb": round(torch.cuda.memory_allocated(residency.device) / 1e9, 2),
+        "mem_peak_gb": round(torch.cuda.max_memory_allocated(residency.device) / 1e9, 2),
+        "load_phase_s": {k: round(v, 2) for k, v in loaded.phase_s.items()},
+    }
+    if tiers.stager is not None:
+        stage = asdict(tiers.stager.stats)
+        body["elastic"] = {
+            key: stage.pop(key) for key in ("enter", "exit", "realloc_fail", "refilled")
+        } | {"in_prefill": tiers.stager.in_prefill}
+        body["stage"] = stage | {"per_buffer": tiers.stager.capacity}
+    return body

@@ -1,0 +1,176 @@
+"""Fast mode's CPU lane: misses that are not worth a copy are computed on the host, from the arena.
+
+Per layer the device posts picks and rows into a mailbox in pinned memory, a native thread computes
+them with the cores of the plan, and the device adds the result; Python only counts sequence numbers.
+There is one copy of every expert: the same bytes that the GPU reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from glm53_kernels import CpuKernels, CpuTier, TierShape
+from glm53_kernels.cuda import CudaKernels, StepStruct
+from glm53_server.moe.arena import ExpertArena
+from glm53_server.moe.residency import Residency
+from glm53_server.moe.split import LaneSample, SplitState, dither, track
+
+WATCHDOG_MS = 3000
+TRACK_EVERY = 64  # decode steps between two looks at the counters
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertScales:
+    """suh and svh of one layer's experts on the host: fp16 [experts, features] per projection."""
+
+    gate: tuple[torch.Tensor, torch.Tensor]
+    up: tuple[torch.Tensor, torch.Tensor]
+    down: tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Sizes of one routed expert. act_limit: the SwiGLU clamp, 0 for none."""
+
+    hidden: int
+    intermediate: int
+    bits: tuple[int, int, int]
+    act_limit: float
+    picks_per_row: int
+
+
+class CpuLane:
+    """Owns the mailbox and the native tier. Engine thread only.
+
+    `failed` turns true when a job timed out: the caller fails its requests and stops using the lane
+    until `recover` succeeds.
+    """
+
+    def __init__(
+        self,
+        arena: ExpertArena,
+        scales: Sequence[ExpertScales],
+        shape: ExpertShape,
+        pool: CpuKernels,
+        cuda: CudaKernels,
+        split: SplitState,
+    ) -> None:
+        self._cuda = cuda
+        self._shape = shape
+        self._scales = scales  # the native tier keeps their addresses
+        size = CpuTier.mailbox_bytes(pool, shape.hidden)
+        self._map = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._mailbox = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._alias = cuda.host_register(self._mailbox, len(self._map))
+        tier = TierShape(
+            layers=arena.layout.layers,
+            experts=arena.layout.experts,
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            bits=shape.bits,
+            act_limit=shape.act_limit,
+            watchdog_ms=WATCHDOG_MS,
+        )
+        self._tier = CpuTier(pool, tier, _addresses(arena, scales), self._mailbox)
+        self.pool = pool
+        self.split = split
+        self.enabled = True
+        self._sequence = 0
+        self._steps = 0
+        self._seen = (0, 0, 0, 0, 0)
+        self._busy_s = 0.0
+
+    def fill(self, step: StepStruct, x: torch.Tensor, weights: torch.Tensor) -> None:
+        """Add the CPU tier's part to a step: x fp16 [rows, hidden], weights fp16 [rows, picks]."""
+        if not self.enabled:
+            step.mailbox = 0
+            return
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        step.sequence = self._sequence
+        step.per_row = self._shape.picks_per_row
+        step.hidden = self._shape.hidden
+        step.x = x.data_ptr()
+        step.weights = weights.data_ptr()
+        step.mailbox = self._alias
+        step.gpu_share = self.split.share
+        step.dither = dither(self._sequence)
+
+    def combine(self, residency: Residency, step: StepStruct, final: torch.Tensor) -> None:
+        """Enqueue the wait and the addition for a filled step. final: float32 [..., hidden]."""
+        if not step.mailbox:
+            return
+        stream = residency.stream()
+        self._cuda.mailbox_wait(step, stream)
+        self._cuda.combine(residency.state, step, final.data_ptr(), stream)
+
+    @property
+    def failed(self) -> bool:
+        return self.enabled and self._tier.stats().aborted
+
+    def recover(self) -> bool:
+        """Try to use the lane again after a failure; False while the hung job still runs."""
+        self.enabled = self._tier.reset()
+        return self.enabled
+
+    def after_step(self, residency: Residency) -> None:
+        """Once per decode step; every TRACK_EVERY steps the split follows what was measured."""
+        self._steps += 1
+        if self._steps % TRACK_EVERY or self.split.frozen:
+            return
+        counters = residency.counters()
+        stats = self._tier.stats()
+        now = (counters["steps"], counters["hits"], counters["misses"], stats.experts, stats.jobs)
+        layers, hits, misses, experts, jobs = (a - b for a, b in zip(now, self._seen, strict=True))
+        busy_s = stats.busy_ns / 1e9 - self._busy_s
+        self._seen, self._busy_s = now, stats.busy_ns / 1e9
+        self.split = track(self.split, LaneSample(layers, hits, misses, experts, jobs, busy_s))
+
+    def stats(self) -> dict[str, object]:
+        """Counters for /stats (names of the existing deployment where the meaning is the same)."""
+        stats = self._tier.stats()
+        jobs = max(1, stats.jobs)
+        costs = self.split.costs
+        return {
+            "enabled": self.enabled,
+            "isa": self.pool.isa,
+            "threads": self.pool.threads,
+            "host_jobs": stats.jobs,
+            "cpu_experts": stats.experts,
+            "cpu_experts_per_call": round(stats.experts / jobs, 3),
+            "host_busy_ms_per_job": round(stats.busy_ns / 1e6 / jobs, 4),
+            "host_busy_max_ms": round(stats.max_busy_ns / 1e6, 3),
+            "timeouts": stats.timeouts,
+            "gpu_share": round(self.split.share, 4),
+            "link_ms_per_expert": round(costs.link_s * 1e3, 4),
+            "cpu_ms_per_expert": round(costs.cpu_s * 1e3, 4),
+            "fixed_ms_per_layer": round(costs.fixed_s * 1e3, 4),
+        }
+
+    def close(self) -> None:
+        """Stop the native thread. The GPU must have no step in flight."""
+        self._tier.close()
+        self._cuda.host_unregister(self._mailbox)
+
+
+def _addresses(arena: ExpertArena, scales: Sequence[ExpertScales]) -> list[tuple[int, ...]]:
+    """Nine addresses per expert in key order: gate, up, down x trellis, suh, svh."""
+    layout = arena.layout
+    rows: list[tuple[int, ...]] = []
+    for layer, scale in enumerate(scales):
+        parts = (scale.gate, scale.up, scale.down)
+        for expert in range(layout.experts):
+            record = arena.home + (layer * layout.experts + expert) * layout.record_bytes
+            row: list[int] = []
+            for part, (suh, svh) in enumerate(parts):
+                row += [
+                    record + layout.offsets[part],
+                    suh[expert].data_ptr(),
+                    svh[expert].data_ptr(),
+                ]
+            rows.append(tuple(row))
+    return rows
