@@ -75,6 +75,7 @@ def test_defaults_and_absent_values(app):
     [
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 1e308}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),
         ({"n": 9}, "n"),
