@@ -23,13 +23,13 @@ Sanitizer = Literal["address", "thread"]
 
 _SANITIZE_FLAGS: dict[Sanitizer, tuple[str, ...]] = {
     "address": (
-        "-O1",
+        "-O2",
         "-g",
         "-fno-omit-frame-pointer",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",
     ),
-    "thread": ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
+    "thread": ("-O2", "-g", "-fno-omit-frame-pointer", "-fsanitize=thread"),
 }
 
 

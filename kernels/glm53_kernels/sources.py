@@ -18,6 +18,7 @@ LIB = PACKAGE / "_lib"
 _FLAGS = (
     "-std=c++20",
     "-O3",
+    "-ffp-contract=off",
     "-fPIC",
     "-fvisibility=hidden",
     "-pthread",
@@ -30,10 +31,10 @@ _HASH_MARK = b"glm53-source:"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One shared library: the folders below csrc whose files it is made of, and how to compile it."""
+    """One shared library: the files below csrc it is made of, as globs, and how to compile it."""
 
     name: str
-    folders: tuple[str, ...]
+    files: tuple[str, ...]
     compilers: tuple[str, ...]
     suffix: str
     flags: tuple[str, ...]
@@ -43,7 +44,7 @@ class Target:
         return f"libglm53_{self.name}.so"
 
 
-CPU = Target("cpu", ("core", "cpu"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
+CPU = Target("cpu", ("abi.h", "core/*", "cpu/*"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
 TARGETS = (CPU,)
 
 
@@ -76,6 +77,5 @@ def is_stale(target: Target) -> bool:
 
 def input_files(target: Target, csrc: Path = CSRC) -> Iterator[Path]:
     """Headers and sources of a target, in a fixed order."""
-    yield csrc / "abi.h"
-    for folder in target.folders:
-        yield from sorted(p for p in (csrc / folder).rglob("*") if p.is_file())
+    for pattern in target.files:
+        yield from sorted(csrc.glob(pattern))

@@ -106,8 +106,12 @@ std::unique_ptr<glm53_cpu> opened(const glm53_cpu_open_args& args) {
     const auto* first = checked<std::int32_t>(args.cpus, "cpus");
     cpus.assign(first, first + args.cpus_count);
   }
-  return std::unique_ptr<glm53_cpu>(
-      new glm53_cpu{select_kernels(args.isa), {args.threads, cpus}, {}, {}});
+  const bool exact = args.precision == GLM53_PRECISION_EXACT;
+  GLM53_CHECK(exact || args.precision == GLM53_PRECISION_FAST, "precision %u is not one we know",
+              args.precision);
+  const Kernels& kernels = select_kernels(args.isa);
+  return std::unique_ptr<glm53_cpu>(new glm53_cpu{
+      kernels, exact ? kernels.exact : kernels.fast, {args.threads, cpus}, {}, {}});
 }
 
 glm53_cpu& checked_handle(glm53_cpu* cpu) {
@@ -188,7 +192,7 @@ int glm53_cpu_linear_forward(glm53_cpu* cpu, const glm53_cpu_linear_forward_args
     checked<float>(args->x, "x");
     checked<float>(args->out, "out");
     const std::lock_guard lock(handle.mutex);
-    linear_forward(handle.pool, handle.kernels, handle.scratch, linear, args->x, args->rows, args->out);
+    linear_forward(handle.engine(), handle.scratch, linear, args->x, args->rows, args->out);
   });
 }
 
@@ -203,6 +207,6 @@ int glm53_cpu_expert_forward(glm53_cpu* cpu, const glm53_cpu_expert_forward_args
     checked<float>(args->out, "out");
     check_no_overlap(args->x, args->out, std::uint64_t{args->rows} * args->hidden);
     const std::lock_guard lock(handle.mutex);
-    expert_forward(handle.pool, handle.kernels, handle.scratch, layer, picks, args->x, args->out);
+    expert_forward(handle.engine(), handle.scratch, layer, picks, args->x, args->out);
   });
 }

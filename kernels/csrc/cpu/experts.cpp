@@ -36,16 +36,16 @@ std::vector<Group> group_by_expert(std::span<const Pick> picks) {
 
 class Batch {
  public:
-  Batch(Pool& pool, const Kernels& kernels, Scratch& scratch, const ExpertLayer& layer,
-        std::span<const Pick> picks)
-      : pool_(pool), kernels_(kernels), layer_(layer), picks_(picks), groups_(group_by_expert(picks)) {
-    const std::size_t n = picks.size();
-    gate_in_ = scratch.take(n * (3 * std::size_t{layer.hidden} + 3 * std::size_t{layer.intermediate}));
-    up_in_ = gate_in_ + n * layer.hidden;
-    y_ = up_in_ + n * layer.hidden;
-    gate_ = y_ + n * layer.hidden;
-    up_ = gate_ + n * layer.intermediate;
-    down_in_ = up_ + n * layer.intermediate;
+  Batch(const Engine& engine, Scratch& scratch, const ExpertLayer& layer, std::span<const Pick> picks)
+      : engine_(engine), layer_(layer), picks_(picks), groups_(group_by_expert(picks)) {
+    const std::size_t n = picks.size(), wide = layer.hidden, narrow = layer.intermediate;
+    const std::size_t rotated_wide = Rotated::floats(n, wide), rotated_narrow = Rotated::floats(n, narrow);
+    gate_in_ = scratch.take(2 * rotated_wide + rotated_narrow + n * (wide + 2 * narrow));
+    up_in_ = gate_in_ + rotated_wide;
+    down_in_ = up_in_ + rotated_wide;
+    gate_ = down_in_ + rotated_narrow;
+    up_ = gate_ + n * narrow;
+    y_ = up_ + n * narrow;
   }
 
   void forward(const float* x) {
@@ -57,24 +57,35 @@ class Batch {
   /* out[row] += weight * y, pick by pick; each item owns one column block of every row. */
   void add_to(float* out) {
     auto one_block = [&](std::uint32_t block) {
+      const std::size_t column = std::size_t{block} * kBlock;
       for (std::size_t i = 0; i < picks_.size(); ++i) {
-        const float* from = y_ + i * layer_.hidden + std::size_t{block} * kBlock;
-        float* to = out + std::size_t(picks_[i].row) * layer_.hidden + std::size_t{block} * kBlock;
+        const float* from = y_ + i * layer_.hidden + column;
+        float* to = out + std::size_t(picks_[i].row) * layer_.hidden + column;
         for (std::uint32_t c = 0; c < kBlock; ++c) to[c] += picks_[i].weight * from[c];
       }
     };
-    pool_.run(layer_.hidden / kBlock, one_block);
+    engine_.pool.run(layer_.hidden / kBlock, one_block);
   }
 
  private:
+  /* A group's part of a buffer of rotated inputs. */
+  static Rotated rotated(float* buffer, const Group& group, std::size_t features) {
+    return {buffer + Rotated::floats(group.first, features), group.count};
+  }
+
+  /* One item is one group's gate or up inputs: the rows of a group are few. */
   void rotate_inputs(const float* x) {
-    auto one_pick = [&](std::uint32_t item) {
-      const Pick& pick = picks_[item / 2];
-      const Linear linear = item % 2 == 0 ? layer_.gate(pick.expert) : layer_.up(pick.expert);
-      float* to = (item % 2 == 0 ? gate_in_ : up_in_) + std::size_t{item / 2} * layer_.hidden;
-      kernels_.rotate_in(x + std::size_t(pick.row) * layer_.hidden, linear.suh, to, layer_.hidden);
+    auto one_input = [&](std::uint32_t item) {
+      const Group& group = groups_[item / 2];
+      const bool gate = item % 2 == 0;
+      const Linear linear = gate ? layer_.gate(group.expert) : layer_.up(group.expert);
+      const Rotated to = rotated(gate ? gate_in_ : up_in_, group, layer_.hidden);
+      for (std::uint32_t r = 0; r < group.count; ++r) {
+        const float* row = x + std::size_t(picks_[group.first + r].row) * layer_.hidden;
+        engine_.arithmetic.rotate_in(row, linear.suh, to.at(0, r), to.stride(), layer_.hidden);
+      }
     };
-    pool_.run(2 * static_cast<std::uint32_t>(picks_.size()), one_pick);
+    engine_.pool.run(2 * static_cast<std::uint32_t>(groups_.size()), one_input);
   }
 
   /* One item is 128 intermediate columns of one expert: gate, up, activation, and the input
@@ -85,16 +96,18 @@ class Batch {
       const Group& group = groups_[item / blocks];
       const std::uint32_t block = item % blocks;
       const std::size_t row = layer_.intermediate, column = std::size_t{block} * kBlock;
-      const std::size_t in = group.first * std::size_t{layer_.hidden}, at = group.first * row + column;
-      linear_band(kernels_, layer_.gate(group.expert), block, gate_in_ + in, group.count, gate_ + at, row);
-      linear_band(kernels_, layer_.up(group.expert), block, up_in_ + in, group.count, up_ + at, row);
+      float* gate = gate_ + group.first * row + column;
+      float* up = up_ + group.first * row + column;
+      linear_band(engine_, layer_.gate(group.expert), block, rotated(gate_in_, group, layer_.hidden), gate, row);
+      linear_band(engine_, layer_.up(group.expert), block, rotated(up_in_, group, layer_.hidden), up, row);
       const std::uint16_t* suh = layer_.down(group.expert).suh + column;
-      for (std::size_t i = at; i < at + group.count * row; i += row) {
-        kernels_.activate(gate_ + i, up_ + i, layer_.act_limit, kBlock);
-        kernels_.rotate_in(gate_ + i, suh, down_in_ + i, kBlock);
+      const Rotated to = rotated(down_in_, group, row);
+      for (std::uint32_t r = 0; r < group.count; ++r) {
+        engine_.kernels.activate(gate + r * row, up + r * row, layer_.act_limit, kBlock);
+        engine_.arithmetic.rotate_in(gate + r * row, suh, to.at(block, r), to.stride(), kBlock);
       }
     };
-    pool_.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
+    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
   }
 
   void down() {
@@ -102,25 +115,23 @@ class Batch {
     auto one_band = [&](std::uint32_t item) {
       const Group& group = groups_[item / blocks];
       const std::uint32_t block = item % blocks;
-      linear_band(kernels_, layer_.down(group.expert), block,
-                  down_in_ + group.first * std::size_t{layer_.intermediate}, group.count,
-                  y_ + group.first * std::size_t{layer_.hidden} + std::size_t{block} * kBlock,
-                  layer_.hidden);
+      float* y = y_ + group.first * std::size_t{layer_.hidden} + std::size_t{block} * kBlock;
+      linear_band(engine_, layer_.down(group.expert), block,
+                  rotated(down_in_, group, layer_.intermediate), y, layer_.hidden);
     };
-    pool_.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
+    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
   }
 
-  Pool& pool_;
-  const Kernels& kernels_;
+  const Engine& engine_;
   const ExpertLayer& layer_;
   const std::span<const Pick> picks_;
   const std::vector<Group> groups_;
-  float* gate_in_;   // [picks][hidden], rotated for gate
-  float* up_in_;     // [picks][hidden], rotated for up
-  float* y_;         // [picks][hidden]
-  float* gate_;      // [picks][intermediate], then the activation
-  float* up_;        // [picks][intermediate]
-  float* down_in_;   // [picks][intermediate], rotated for down
+  float* gate_in_;  // rotated, per group [block][row]
+  float* up_in_;
+  float* down_in_;
+  float* gate_;     // [picks][intermediate], then the activation
+  float* up_;       // [picks][intermediate]
+  float* y_;        // [picks][hidden]
 };
 
 }  // namespace
@@ -140,14 +151,14 @@ Linear ExpertLayer::down(std::int32_t expert) const {
   return make_linear(e.down_trellis, down_bits, intermediate, hidden, e.down_suh, e.down_svh);
 }
 
-void expert_forward(Pool& pool, const Kernels& kernels, Scratch& scratch, const ExpertLayer& layer,
+void expert_forward(const Engine& engine, Scratch& scratch, const ExpertLayer& layer,
                     const std::vector<Pick>& picks, const float* x, float* out) {
   std::vector<Pick> sorted = picks;
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const Pick& a, const Pick& b) { return a.expert < b.expert; });
   const std::span<const Pick> all = sorted;
   for (std::size_t first = 0; first < all.size(); first += kMaxBatch) {
-    Batch batch(pool, kernels, scratch, layer, all.subspan(first, std::min(kMaxBatch, all.size() - first)));
+    Batch batch(engine, scratch, layer, all.subspan(first, std::min(kMaxBatch, all.size() - first)));
     batch.forward(x);
     batch.add_to(out);
   }

@@ -30,7 +30,7 @@ struct Pick {
 
 /* out[row] += weight * expert(x[row]) for each pick. Picks of one expert share each decoded tile.
  * The sum runs in expert order, so the result does not depend on the number of threads. */
-void expert_forward(Pool& pool, const Kernels& kernels, Scratch& scratch, const ExpertLayer& layer,
+void expert_forward(const Engine& engine, Scratch& scratch, const ExpertLayer& layer,
                     const std::vector<Pick>& picks, const float* x, float* out);
 
 }  // namespace glm53

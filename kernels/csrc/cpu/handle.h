@@ -11,9 +11,12 @@
 
 struct glm53_cpu {
   const glm53::Kernels& kernels;
+  const glm53::Arithmetic& arithmetic;
   glm53::Pool pool;
   glm53::Scratch scratch;
   std::mutex mutex;
+
+  glm53::Engine engine() { return {pool, kernels, arithmetic}; }
 };
 
 namespace glm53 {

@@ -7,31 +7,48 @@
 #include "abi.h"
 #include "cpu/trellis.h"
 
+/* Inner loops are written as small functions; a call that is not inlined spills every vector. */
+#define GLM53_INLINE [[gnu::always_inline]] inline
+
 namespace glm53 {
 
+/* Rotated inputs are kept block by block, [128-feature block][row], so that the rows of one block are
+ * neighbours. What a block holds (floats, or integers with a scale) is the arithmetic's own business. */
+inline constexpr std::uint32_t kRotatedBlock = 144;  // floats: room for 128 and for a scale
+
 /* One band: 128 columns of a trellis against `rows` rotated inputs.
- * y[r][0..127] = sum over k of x[r][k] * W[k][column]; x is in the order that rotate_in wrote. */
+ * y[r][0..127] = sum over k of x[r][k] * W[k][column]. */
 struct Band {
   const std::uint8_t* trellis;  // the band's first tile in the first k tile
   std::size_t row_bytes;        // from one k tile to the next
-  std::uint32_t k_tiles;
+  std::uint32_t k_blocks;
   std::uint32_t rows;           // 1..kMaxBandRows
-  const float* x;
-  std::size_t x_stride;         // floats between rows
+  const float* x;               // row 0 of the first block
+  std::size_t x_stride;         // floats between blocks; rows are kRotatedBlock apart
   float* y;
   std::size_t y_stride;
 };
 
 inline constexpr std::uint32_t kMaxBandRows = 32;
 
-struct Kernels {
-  glm53_isa isa;
-  /* out = order(hadamard(x * suh)), features a multiple of 128. */
-  void (*rotate_in)(const float* x, const std::uint16_t* suh, float* out, std::uint32_t features);
-  /* y = hadamard(y) * svh for one block of 128. */
-  void (*rotate_out)(float* y, const std::uint16_t* svh);
+/* How activations meet decoded weights. */
+struct Arithmetic {
+  /* out[b * out_stride ...] = hadamard(x * suh), for each 128-feature block b of one row. */
+  void (*rotate_in)(const float* x, const std::uint16_t* suh, float* out, std::size_t out_stride,
+                    std::uint32_t features);
   /* Indexed by bits; [0] is null. */
   void (*band[9])(const Band& band);
+};
+
+struct Kernels {
+  glm53_isa isa;
+  /* The codebook's own fp16 values, float32 activations. */
+  Arithmetic exact;
+  /* The codebook before its rounding and, where that is faster, int16 activations with a scale per
+   * block: about 2.1e-4 relative RMS of each linear. */
+  Arithmetic fast;
+  /* y = hadamard(y) * svh for one block of 128. */
+  void (*rotate_out)(float* y, const std::uint16_t* svh);
   /* gate[i] = min(silu(gate[i]), limit) * clamp(up[i], -limit, limit); limit 0: no clamp. */
   void (*activate)(float* gate, const float* up, float limit, std::uint32_t count);
   /* block[n][k] = H * decoded[k][n] * H for one 128x128 block, without suh and svh. */

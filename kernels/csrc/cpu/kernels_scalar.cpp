@@ -22,9 +22,12 @@ void hadamard128(float* v) {
   for (std::uint32_t i = 0; i < kBlock; ++i) v[i] *= kHadamardScale;
 }
 
-void rotate_in(const float* x, const std::uint16_t* suh, float* out, std::uint32_t features) {
-  for (std::uint32_t i = 0; i < features; ++i) out[i] = x[i] * half_to_float(suh[i]);
-  for (std::uint32_t i = 0; i < features; i += kBlock) hadamard128(out + i);
+void rotate_in(const float* x, const std::uint16_t* suh, float* out, std::size_t out_stride,
+               std::uint32_t features) {
+  for (std::uint32_t at = 0; at < features; at += kBlock, out += out_stride) {
+    for (std::uint32_t i = 0; i < kBlock; ++i) out[i] = x[at + i] * half_to_float(suh[at + i]);
+    hadamard128(out);
+  }
 }
 
 void rotate_out(float* y, const std::uint16_t* svh) {
@@ -44,11 +47,11 @@ void band(const Band& job) {
     for (std::uint32_t n = 0; n < kBlock; ++n) job.y[r * job.y_stride + n] = 0.0f;
   }
   float weights[kTile][kTile];
-  for (std::uint32_t kt = 0; kt < job.k_tiles; ++kt) {
+  for (std::uint32_t kt = 0; kt < job.k_blocks * kBlockTiles; ++kt) {
     for (std::uint32_t nt = 0; nt < kBlockTiles; ++nt) {
       decode_tile(job.trellis + kt * job.row_bytes + nt * tile_bytes(Bits), Bits, weights);
       for (std::uint32_t r = 0; r < job.rows; ++r) {
-        const float* x = job.x + r * job.x_stride + kt * kTile;
+        const float* x = job.x + kt / kBlockTiles * job.x_stride + r * kRotatedBlock + kt % kBlockTiles * kTile;
         float* y = job.y + r * job.y_stride + nt * kTile;
         for (std::uint32_t k = 0; k < kTile; ++k) {
           for (std::uint32_t n = 0; n < kTile; ++n) y[n] += x[k] * weights[k][n];
@@ -100,15 +103,15 @@ void dequant_block(const Trellis& trellis, std::uint32_t in_block, std::uint32_t
   for (std::uint32_t n = 0; n < kBlock; ++n) hadamard128(block + n * kBlock);
 }
 
+constexpr Arithmetic kArithmetic = {
+    rotate_in,
+    {nullptr, band<1>, band<2>, band<3>, band<4>, band<5>, band<6>, band<7>, band<8>},
+};
+
 }  // namespace
 
 const Kernels kScalarKernels = {
-    GLM53_ISA_SCALAR,
-    rotate_in,
-    rotate_out,
-    {nullptr, band<1>, band<2>, band<3>, band<4>, band<5>, band<6>, band<7>, band<8>},
-    activate,
-    dequant_block,
+    GLM53_ISA_SCALAR, kArithmetic, kArithmetic, rotate_out, activate, dequant_block,
 };
 
 }  // namespace glm53

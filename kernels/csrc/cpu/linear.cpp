@@ -1,11 +1,21 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
-#include <memory>
+#include <new>
 
 #include "cpu/half.h"
 
 namespace glm53 {
+
+float* Scratch::take(std::size_t floats) {
+  if (floats > floats_) {
+    floats_ = 0;
+    memory_.reset(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64)));
+    if (!memory_) throw std::bad_alloc();
+    floats_ = floats;
+  }
+  return memory_.get();
+}
 
 void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, float* out) {
   const std::uint32_t in = linear.trellis.in_features;
@@ -28,39 +38,42 @@ void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, fl
   pool.run(in_blocks * out_blocks, one_block);
 }
 
-void linear_band(const Kernels& kernels, const Linear& linear, std::uint32_t block, const float* x,
-                 std::uint32_t rows, float* y, std::size_t y_stride) {
+void linear_band(const Engine& engine, const Linear& linear, std::uint32_t block, const Rotated& x,
+                 float* y, std::size_t y_stride) {
   const Trellis& trellis = linear.trellis;
+  const auto rows = static_cast<std::uint32_t>(x.rows);
   for (std::uint32_t first = 0; first < rows; first += kMaxBandRows) {
     const Band band{
         .trellis = trellis.tile(0, block * kBlockTiles),
         .row_bytes = trellis.row_bytes(),
-        .k_tiles = trellis.in_features / kTile,
+        .k_blocks = trellis.in_features / kBlock,
         .rows = std::min(kMaxBandRows, rows - first),
-        .x = x + std::size_t{first} * trellis.in_features,
-        .x_stride = trellis.in_features,
+        .x = x.at(0, first),
+        .x_stride = x.stride(),
         .y = y + first * y_stride,
         .y_stride = y_stride,
     };
-    kernels.band[trellis.bits](band);
+    engine.arithmetic.band[trellis.bits](band);
     for (std::uint32_t r = 0; r < band.rows; ++r) {
-      kernels.rotate_out(band.y + r * y_stride, linear.svh + block * kBlock);
+      engine.kernels.rotate_out(band.y + r * y_stride, linear.svh + block * kBlock);
     }
   }
 }
 
-void linear_forward(Pool& pool, const Kernels& kernels, Scratch& scratch, const Linear& linear,
-                    const float* x, std::uint32_t rows, float* out) {
-  const std::size_t in = linear.trellis.in_features, columns = linear.trellis.out_features;
-  float* rotated = scratch.take(rows * in);
+void linear_forward(const Engine& engine, Scratch& scratch, const Linear& linear, const float* x,
+                    std::uint32_t rows, float* out) {
+  const std::uint32_t in = linear.trellis.in_features;
+  const std::size_t columns = linear.trellis.out_features;
+  const Rotated rotated{scratch.take(Rotated::floats(rows, in)), rows};
   auto rotate = [&](std::uint32_t row) {
-    kernels.rotate_in(x + row * in, linear.suh, rotated + row * in, linear.trellis.in_features);
+    engine.arithmetic.rotate_in(x + std::size_t{row} * in, linear.suh, rotated.at(0, row),
+                                rotated.stride(), in);
   };
-  pool.run(rows, rotate);
+  engine.pool.run(rows, rotate);
   auto one_band = [&](std::uint32_t block) {
-    linear_band(kernels, linear, block, rotated, rows, out + std::size_t{block} * kBlock, columns);
+    linear_band(engine, linear, block, rotated, out + std::size_t{block} * kBlock, columns);
   };
-  pool.run(linear.trellis.out_features / kBlock, one_band);
+  engine.pool.run(linear.trellis.out_features / kBlock, one_band);
 }
 
 }  // namespace glm53

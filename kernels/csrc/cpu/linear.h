@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <cstdlib>
+#include <memory>
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
@@ -15,25 +16,47 @@ struct Linear {
   const std::uint16_t* svh;
 };
 
-/* float32 memory that grows and is reused from call to call; contents are not kept. */
+/* What one forward runs on. */
+struct Engine {
+  Pool& pool;
+  const Kernels& kernels;
+  const Arithmetic& arithmetic;
+};
+
+/* float32 memory, aligned to cache lines, that grows and is reused; contents are not kept. */
 class Scratch {
  public:
-  float* take(std::size_t floats) {
-    if (memory_.size() < floats) memory_.resize(floats);
-    return memory_.data();
-  }
+  float* take(std::size_t floats);
 
  private:
-  std::vector<float> memory_;
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<float[], Free> memory_;
+  std::size_t floats_ = 0;
+};
+
+/* Inputs of `rows` rows after rotation; block b of row r is at(b, r). */
+struct Rotated {
+  float* data;
+  std::size_t rows;
+
+  static std::size_t floats(std::size_t rows, std::size_t features) {
+    return rows * (features / kBlock) * kRotatedBlock;
+  }
+  float* at(std::size_t block, std::size_t row) const {
+    return data + (block * rows + row) * kRotatedBlock;
+  }
+  std::size_t stride() const { return rows * kRotatedBlock; }
 };
 
 void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, float* out);
 
-void linear_forward(Pool& pool, const Kernels& kernels, Scratch& scratch, const Linear& linear,
-                    const float* x, std::uint32_t rows, float* out);
+void linear_forward(const Engine& engine, Scratch& scratch, const Linear& linear, const float* x,
+                    std::uint32_t rows, float* out);
 
-/* Columns 128*block .. +127 of y = x through the trellis and its output rotation. x is rotated. */
-void linear_band(const Kernels& kernels, const Linear& linear, std::uint32_t block, const float* x,
-                 std::uint32_t rows, float* y, std::size_t y_stride);
+/* y[r] = columns 128*block .. +127 of row r through the trellis and its output rotation. */
+void linear_band(const Engine& engine, const Linear& linear, std::uint32_t block, const Rotated& x,
+                 float* y, std::size_t y_stride);
 
 }  // namespace glm53

@@ -4,15 +4,21 @@
 
 namespace glm53 {
 
-glm53_isa best_isa() { return GLM53_ISA_SCALAR; }
+glm53_isa best_isa() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  return avx2 ? GLM53_ISA_AVX2 : GLM53_ISA_SCALAR;
+}
 
 const Kernels& select_kernels(std::uint32_t isa) {
-  if (isa == GLM53_ISA_AUTO) isa = best_isa();
+  const glm53_isa best = best_isa();
+  if (isa == GLM53_ISA_AUTO) isa = best;
   GLM53_CHECK(isa >= GLM53_ISA_SCALAR && isa <= GLM53_ISA_AVX512, "isa %u is not one we know", isa);
-  if (isa > static_cast<std::uint32_t>(best_isa())) {
+  if (isa > static_cast<std::uint32_t>(best)) {
     refuse(GLM53_UNSUPPORTED, "this CPU or this build lacks the instruction set asked for (isa %u)", isa);
   }
-  return kScalarKernels;
+  return isa == GLM53_ISA_AVX2 ? kAvx2Kernels : kScalarKernels;
 }
 
 }  // namespace glm53

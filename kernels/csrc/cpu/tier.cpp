@@ -114,7 +114,7 @@ void Tier::compute(std::uint32_t) {
                             shape_.up_bits,   shape_.down_bits,    shape_.act_limit,
                             tables_.data() + std::size_t{box.layer} * shape_.experts};
     const std::lock_guard lock(cpu_.mutex);
-    expert_forward(cpu_.pool, cpu_.kernels, cpu_.scratch, layer, picks, x_.data(), out);
+    expert_forward(cpu_.engine(), cpu_.scratch, layer, picks, x_.data(), out);
   }
   const std::uint64_t took = now_ns() - started;
   jobs_ += 1;
