@@ -56,6 +56,7 @@ def launch(
         return False
     try:
         clean_up(instance)
+        instance.state_path.unlink(missing_ok=True)  # from here on a record is the new one's
         write_atomic(instance.plan_path, plan.to_json())
         if wishes is not None:
             write_atomic(instance.wishes_path, json.dumps(wishes, indent=2) + "\n")
@@ -156,13 +157,28 @@ def request(instance: Instance, body: Record) -> Record:
 
 
 def watch(instance: Instance) -> Iterator[Record]:
-    """The record now and after each change, until the supervisor ends. Raises NotRunning."""
-    with _connected(instance) as stream:
-        stream.settimeout(None)
-        stream.sendall(b'{"verb": "watch"}\n')
-        with stream.makefile("rb") as lines:
-            for line in lines:
-                yield json.loads(line)
+    """The record now and after each change; the last one has an exit code. Raises NotRunning.
+
+    A supervisor may end before we come to ask; then its last words are in the file.
+    """
+    record: Record = {"exit_code": None}
+    try:
+        with _connected(instance) as stream:
+            stream.settimeout(None)
+            stream.sendall(b'{"verb": "watch"}\n')
+            with stream.makefile("rb") as lines:
+                for line in lines:
+                    record = json.loads(line)
+                    yield record
+    except NotRunning:
+        last = read_record(instance)
+        if last is None or last["exit_code"] is None:
+            raise
+        yield last
+        return
+    last = read_record(instance)
+    if record["exit_code"] is None and last is not None and last["exit_code"] is not None:
+        yield last
 
 
 @contextmanager

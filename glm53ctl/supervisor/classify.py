@@ -208,6 +208,18 @@ def no_progress(limit_s: float, where: str) -> Failure:
     return Failure("start timeout", f"no progress for {limit_s:.0f} s at {where}", hint=_LOGS_HINT)
 
 
+def misplaced(what: str) -> Failure:
+    """A server that is ready, but not on the planned GPU."""
+    return Failure(
+        "wrong GPU",
+        what,
+        Healing.NEVER,
+        error_id="GPU-004",
+        hint="`glm53ctl doctor` shows the GPUs; at boot the driver may come up late: start "
+        "glm53ctl after nvidia-persistenced",
+    )
+
+
 def stalled(what: str) -> Failure:
     """A server that is up but does not work."""
     return Failure("stalled", what, exit_code=9, error_id="RUN-009", hint=_LOGS_HINT)

@@ -97,6 +97,8 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
+    """The child lives and is of no use: it makes no progress, or it is not where it should be."""
+
     at: float
     child: int
     failure: Failure

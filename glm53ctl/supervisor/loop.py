@@ -14,13 +14,25 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from glm53ctl.env import Environ
 from glm53ctl.plan import Plan
+from glm53ctl.probes.system import this_system
 from glm53ctl.supervisor import lifecycle, logs
 from glm53ctl.supervisor.child import Child, child_environment
-from glm53ctl.supervisor.classify import Ending, Failure, Report, classify, lost_in_sleep, stalled
+from glm53ctl.supervisor.classify import (
+    Ending,
+    Failure,
+    Report,
+    classify,
+    lost_in_sleep,
+    misplaced,
+    stalled,
+)
 from glm53ctl.supervisor.control import Record, serve_control
 from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
 from glm53ctl.supervisor.machine import give_up, step
+from glm53ctl.supervisor.placement import Where
+from glm53ctl.supervisor.placement import judge as judge_placement
 from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.ready import LoadProgress, Message, Serving
 from glm53ctl.supervisor.record import (
@@ -30,7 +42,7 @@ from glm53ctl.supervisor.record import (
     transition_words,
     wall_clock,
 )
-from glm53ctl.supervisor.state import Identity, Instance, write_record
+from glm53ctl.supervisor.state import Identity, Instance, session_members, write_record
 from glm53ctl.supervisor.watchdog import Health, Watch, judge
 
 _PROGRESS_PERIOD_S = 0.2  # how often progress alone is worth a record
@@ -55,6 +67,8 @@ class Supervisor:
         self._url = plan.url
         self._watch: Watch | None = None
         self._pulses = PulseReader(plan, policy)
+        self._nvml = this_system(Environ(environment)).nvml
+        self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._version = 0
         self._started_at = wall_clock()
@@ -217,10 +231,26 @@ class Supervisor:
                 self._post(lifecycle.Progress(now, number, message.words))
             case Serving(url):
                 self._url = url
-                self._watch = Watch.start(now)
-                self._post(lifecycle.Ready(now, number))
+                task = asyncio.create_task(self._accept(number))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case Report():
                 self._report = message
+
+    async def _accept(self, number: int) -> None:
+        """The child says it serves: believe it when it is on the GPU it was given."""
+        child, gpu = self._child, self._plan.gpu
+        if gpu is not None and child is not None:
+            snapshot = await asyncio.to_thread(self._nvml)
+            placement = judge_placement(snapshot, gpu.uuid, set(session_members(child.process.pid)))
+            logs.note(self._instance.log_path, f"placement {placement.where}: {placement.words}")
+            if placement.where is Where.ELSEWHERE:
+                failure = misplaced(placement.words)
+                self._post(lifecycle.Stalled(time.monotonic(), number, failure))
+                return
+        now = time.monotonic()
+        self._watch = Watch.start(now)
+        self._post(lifecycle.Ready(now, number))
 
     def _on_exit(self, child: Child) -> None:
         loop = asyncio.get_running_loop()

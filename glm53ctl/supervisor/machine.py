@@ -65,6 +65,8 @@ def _starting(state: State, event: Event, policy: Policy) -> Step:
             ), ()
         case Exited(at, _, failure):
             return _crash(state, at, failure, policy)
+        case Stalled(at, _, failure):
+            return _condemn(state, at, failure, policy)
         case Stop() | Restart():
             return _end(state, event, policy)
         case Tick(at) if _due(state, at):

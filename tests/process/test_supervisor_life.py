@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import psutil
 from stage import FAST, Stage, wait_until
 
 from glm53ctl import client
-from glm53ctl.plan import EngineName, Mode
+from glm53ctl.plan import EngineName, GpuPlan, Mode
 from glm53ctl.supervisor import logs
 from glm53ctl.supervisor.state import Identity, session_members
 
@@ -120,6 +121,23 @@ def test_T061_hung_engine_is_restarted(stage: Stage):
     record = stage.wait_for("ready", restarts=1)
     assert record["last_failure"]["kind"] == "stalled"
     assert "1 running, 0 queued, but no step" in record["last_failure"]["summary"]
+
+
+def test_T067_a_server_without_vram_on_its_gpu_is_stopped(stage: Stage, monkeypatch):
+    gpu = GpuPlan("GPU-52a3", "NVIDIA GeForce RTX 3090", 0, 0, 0)
+    idle = {"uuid": gpu.uuid, "processes": [], "memory": {"used": 4 << 20}}
+    machine = stage.instance.folder.parent / "machine"
+    machine.mkdir()
+    (machine / "nvml.json").write_text(json.dumps({"gpus": [idle]}))
+    monkeypatch.setenv("GLM53_FAKE_ROOT", str(machine))
+    client.launch(stage.instance, replace(stage.plan(), gpu=gpu), FAST)
+    record = stage.settle()
+    assert (record["phase"], record["exit_code"]) == ("failed", 8)
+    words = "nobody holds VRAM on GPU-52a3 (4 MiB used)"
+    assert (record["last_failure"]["kind"], record["last_failure"]["summary"]) == (
+        "wrong GPU",
+        words,
+    )
 
 
 def test_T067_a_gpu_plan_never_becomes_a_cpu_server(stage: Stage):

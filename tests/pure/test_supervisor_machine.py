@@ -182,6 +182,13 @@ def test_T061_a_stalled_child_is_replaced():
     assert (state.phase, state.last_failure) == (Phase.BACKOFF, stall)
 
 
+def test_T067_a_child_on_the_wrong_gpu_is_never_ready_and_not_retried():
+    lost = Failure("wrong GPU", "VRAM is held elsewhere", Healing.NEVER)
+    state, actions = run(Begin(0.0), Stalled(9.0, 1, lost), Exited(9.5, 1, CRASH))
+    assert (state.phase, state.exit_code, state.last_failure) == (Phase.FAILED, 8, lost)
+    assert actions == [Action.SPAWN, Action.CAPTURE, Action.TERM, Action.FINISH]
+
+
 def test_news_of_an_older_child_is_void():
     state, _ = run(Exited(9.0, 1, CRASH), Tick(11.0), state=ready())
     assert run(Ready(12.0, 1), Exited(12.0, 1, CRASH), state=state)[0] == state
