@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 SECONDS = 0.5
 TOTAL_BYTES = 1 << 29
@@ -40,7 +41,8 @@ def measure(cpus: list[int], *, total_bytes: int = TOTAL_BYTES, seconds: float =
 def _scan(
     index: int, cpu: int, size: int, seconds: float, barrier: threading.Barrier, done: list[int]
 ) -> None:
-    os.sched_setaffinity(0, {cpu})  # 0 is this thread
+    with suppress(OSError):  # a CPU taken away meanwhile: measure unpinned
+        os.sched_setaffinity(0, {cpu})  # 0 is this thread
     memory = mmap.mmap(-1, size)
     memory.madvise(mmap.MADV_HUGEPAGE)
     first = ctypes.c_char.from_buffer(memory)

@@ -246,3 +246,11 @@ def test_completion_is_offered(glm53ctl):
              "_GLM53CTL_COMPLETE": "complete_bash", "COMP_WORDS": "glm53ctl do", "COMP_CWORD": "1"},
     )  # fmt: skip
     assert "doctor" in found.stdout.split()
+
+
+@pytest.mark.parametrize("verb", ["status", "logs"])
+def test_T002_a_missing_cdi_file_is_no_business_of_status_and_logs(glm53ctl, verb):
+    code, out, err = glm53ctl(verb)
+    assert code == 3
+    assert "Traceback" not in err
+    assert "CDI" not in out + err
