@@ -99,10 +99,12 @@ def judge(watch: Watch, seen: Pulse | Silence, at: float, policy: Policy) -> Wat
 def _judge_silence(watch: Watch, seen: Silence, at: float, policy: Policy) -> Watch:
     refusals = watch.refusals + 1 if seen.refused else 0
     watch = replace(watch, refusals=refusals)
-    if refusals >= _REFUSALS:
-        words = f"the process lives but refused {refusals} connections in a row"
-        return replace(watch, health=Health.STALLED, words=words)
     silent_s = at - watch.answered_at
+    # somebody may have told the child to leave: it closes its door first, then lets streams end
+    leaving_s = policy.drain_s + policy.grace_s
+    if refusals >= _REFUSALS and silent_s >= leaving_s:
+        words = f"the process lives but has refused connections for {silent_s:.0f} s"
+        return replace(watch, health=Health.STALLED, words=words)
     if silent_s >= policy.silent_s:
         words = f"no answer to /stats for {silent_s:.0f} s"
         return replace(watch, health=Health.STALLED, words=words)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
-from glm53ctl.supervisor.machine import Policy
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.watchdog import (
     Health,
@@ -73,13 +73,15 @@ def test_no_answer_is_not_idle_and_not_dead_at_once():
     assert silent.words == "no answer to /stats for 120 s"
 
 
-def test_T078_three_refused_connections_in_a_row_mean_dead():
+def test_T078_a_closed_door_means_dead_unless_it_is_a_drain():
     refused = Silence(refused=True)
     two = series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (6, Pulse(7, 0, 0)), (8, refused))
     assert two.health is Health.IDLE
-    assert series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (6, refused)).health is (
-        Health.STALLED
-    )
+    draining = series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (34, refused))
+    assert draining.health is Health.IDLE
+    dead = series((0, Pulse(7, 0, 0)), (2, refused), (4, refused), (36, refused))
+    assert dead.health is Health.STALLED
+    assert dead.words == "the process lives but has refused connections for 36 s"
 
 
 def test_stats_without_a_pulse_are_no_pulse():
