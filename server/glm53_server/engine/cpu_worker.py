@@ -70,17 +70,24 @@ class Counters:
         self._recent: deque[tuple[float, int]] = deque(maxlen=1024)
 
     def count(self, job: Job, step: Step, took_s: float) -> None:
+        """One step of one job, and how long it took."""
         self.steps += 1
-        produced = sum(len(event.ids) for event in step if isinstance(event, Tokens))
         if job.completion_tokens == 0:  # up to and including the first token
             self.prefill_s += took_s
-            self.prompt_tokens += len(job.request.prompt_ids) if produced else 0
         else:
             self.decode_s += took_s
+        self.count_tokens(job, step)
+
+    def count_tokens(self, job: Job, step: Step) -> None:
+        """The tokens a step brought to one job."""
+        produced = sum(len(event.ids) for event in step if isinstance(event, Tokens))
+        if not produced:
+            return
+        if job.completion_tokens == 0:
+            self.prompt_tokens += len(job.request.prompt_ids)
         job.completion_tokens += produced
         self.completion_tokens += produced
-        if produced:
-            self._recent.append((time.monotonic(), produced))
+        self._recent.append((time.monotonic(), produced))
 
     def recent_tokens_per_s(self) -> float:
         """Tokens produced per second over the last ten seconds with output."""

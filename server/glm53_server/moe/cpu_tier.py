@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from glm53_kernels import CpuKernels, CpuTier, TierShape
+from glm53_kernels import CpuKernels, CpuTier, TierShape, TierStats
 from glm53_kernels.cuda import CudaKernels, StepStruct
 from glm53_server.moe.arena import ExpertArena
 from glm53_server.moe.residency import Residency
@@ -107,6 +107,14 @@ class CpuLane:
         stream = residency.stream()
         self._cuda.mailbox_wait(step, stream)
         self._cuda.combine(residency.state, step, final.data_ptr(), stream)
+
+    @property
+    def shape(self) -> ExpertShape:
+        return self._shape
+
+    def counters(self) -> TierStats:
+        """The native tier's totals."""
+        return self._tier.stats()
 
     @property
     def failed(self) -> bool:

@@ -1,0 +1,179 @@
+"""Fast mode on a GPU: how close is it to exact, how fast, and where does the time go?
+
+usage: gpu_fast.py [--layers 45] [--threads 14] [--vram-gib 24] [--isa auto] [--out DIR] [--skip-speed]
+
+Quality on the tiny checkpoint: the same tokens decoded one by one with the CPU tier off and on (all
+experts on the CPU; the default policy), KL over the whole vocabulary. Speed on dummy weights at full
+geometry with synthetic routing: exact and fast in one process with the same picks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from gpu_harness import ROOT, TINY, dummy_options, forward_chunks, generator_of, load, log, save
+from gpu_speed import GIB, copy_ceiling, decode, make_trace, prefill
+
+from glm53_kernels import CpuKernels
+from glm53_server.engine.exl3_dummy import DummySpec
+from glm53_server.engine.exl3_model import LoadOptions
+from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers
+from glm53_server.moe.calibrate import calibrate
+from glm53_server.moe.split import LaneCosts, SplitState
+
+START_COSTS = LaneCosts(2e-4, 2e-4, 3e-5)
+
+
+def kl_figures(reference: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+    """KL(reference || found) per position over the vocabulary, float64."""
+    p = torch.log_softmax(reference[0].double(), -1)
+    q = torch.log_softmax(found[0].double(), -1)
+    kl = (p.exp() * (p - q)).sum(-1)
+    same = p.argmax(-1) == q.argmax(-1)
+    top = p.topk(2, -1).values
+    margins = (top[:, 0] - top[:, 1])[~same]
+    return {
+        "positions": kl.numel(), "kl_sum": float(kl.sum()), "kl_all": kl, "same": int(same.sum()),
+        "margins": [round(float(m), 5) for m in margins],
+    }  # fmt: skip
+
+
+def quality(isa: str, threads: int, precision: str) -> dict[str, object]:
+    panel = json.loads((ROOT / "reference" / "tiny-ref-panel.json").read_text())
+    options = LoadOptions(directory=TINY, cache_tokens=16384, max_batch=4, chunk_tokens=2048)
+    loaded, kernels = load(options, tiered=True)
+    pool = CpuKernels(threads=threads, isa=isa, precision=precision)
+    lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.0, frozen=True))
+    budget = VramBudget(reserve=0, elastic=0, stage=0, slots=39)
+    tiers = build_tiers(loaded, kernels, budget, stage_rows=64, cpu_lane=lane)
+    sequences = [torch.tensor([row["tokens"]]) for row in panel]
+
+    def run(enabled: bool, share: float) -> list[torch.Tensor]:
+        lane.enabled = enabled
+        lane.split = SplitState(START_COSTS, share, frozen=True)
+        tiers.residency.evict(0, tiers.residency.slots, lock=False)
+        return [forward_chunks(loaded, ids, 1) for ids in sequences]
+
+    exact = run(False, 1.0)
+    body: dict[str, object] = {"isa": pool.isa, "threads": threads, "precision": precision}
+    for name, enabled, share in (
+        ("control_off_off", False, 1.0),
+        ("all_cpu", True, 0.0),
+        ("default_half", True, 0.5),
+    ):
+        before = lane.counters().experts
+        parts = [kl_figures(a, b) for a, b in zip(exact, run(enabled, share), strict=True)]
+        kl = torch.cat([p["kl_all"] for p in parts])
+        positions = sum(p["positions"] for p in parts)
+        body[name] = {
+            "positions": positions, "kl_mean": float(kl.mean()), "kl_p99": float(kl.quantile(0.99)),
+            "kl_max": float(kl.max()), "top1_agree": sum(p["same"] for p in parts) / positions,
+            "disagree_margins_nats": [m for p in parts for m in p["margins"]],
+            "cpu_experts": lane.counters().experts - before,
+        }  # fmt: skip
+        log("quality", name, body[name])
+    body["timeouts"] = lane.counters().timeouts
+    # Prefill must stay bit-identical with the tier attached.
+    ids = torch.randint(64, 4096, (1, 2000), generator=torch.Generator().manual_seed(1))
+    lane.enabled = False
+    expected = forward_chunks(loaded, ids, 512)
+    lane.enabled = True
+    body["prefill_bit_identical"] = bool(torch.equal(expected, forward_chunks(loaded, ids, 512)))
+    log("prefill bit-identical:", body["prefill_bit_identical"])
+    torch.cuda.synchronize()
+    lane.close()
+    return body
+
+
+def speed(args: argparse.Namespace) -> dict[str, object]:
+    body: dict[str, object] = {
+        "layers": args.layers,
+        "threads": args.threads,
+        "precision": args.precision,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        options = dummy_options(
+            DummySpec(layers=args.layers), Path(folder), cache_tokens=36864, max_batch=4,
+            chunk_tokens=args.chunk, fill_threads=14,
+        )  # fmt: skip
+        loaded, kernels = load(options, tiered=True)
+        trace = make_trace(DummySpec(layers=args.layers))
+        pool = CpuKernels(threads=args.threads, isa=args.isa, precision=args.precision)
+        lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.5))
+        budget = VramBudget(GIB, 10 * GIB, int(2.6 * GIB), limit=int(args.vram_gib * GIB))
+        tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
+        body |= {
+            "slots": tiers.residency.slots,
+            "isa": pool.isa,
+            "copy_ceiling_gb_per_s": copy_ceiling(tiers),
+        }
+        with torch.inference_mode():
+            found = calibrate(lane, tiers.residency, lambda: None)
+        body["calibration"] = asdict(found)
+        log("calibrated", found, "share", round(lane.split.share, 3))
+        generator = generator_of(loaded, 4, args.chunk)
+        lane.enabled = False
+        decode(generator, 1, 96, trace, tiers)
+        body |= {f"exact_c{n}": decode(generator, n, 128, trace, tiers) for n in (1, 2, 4)}
+        lane.enabled = True
+        calibrated = lane.split
+        decode(generator, 1, 96, trace, tiers)
+        for n in (1, 2, 4):
+            before = lane.counters()
+            figures = decode(generator, n, 160, trace, tiers)
+            after = lane.counters()
+            jobs = max(1, after.jobs - before.jobs)
+            figures |= {
+                "cpu_ms_per_job": round((after.busy_ns - before.busy_ns) / 1e6 / jobs, 3),
+                "cpu_experts_per_job": round((after.experts - before.experts) / jobs, 2),
+                "share": round(lane.split.share, 3),
+            }
+            body[f"fast_c{n}"] = figures
+            log("  lanes", figures)
+        for share in args.shares:
+            lane.split = replace(calibrated, share=share, frozen=True)
+            body[f"fast_c1_share_{share}"] = decode(generator, 1, 80, trace, tiers)
+        lane.split = calibrated
+        for n in args.prefill:
+            body[f"prefill_{n}"] = prefill(generator, n, tiers)
+        body["timeouts"] = lane.counters().timeouts
+        body["fast_over_exact_c1"] = round(
+            body["fast_c1"]["tok_per_s"] / body["exact_c1"]["tok_per_s"], 3
+        )
+        log("fast / exact C1", body["fast_over_exact_c1"], "timeouts", body["timeouts"])
+        torch.cuda.synchronize()
+        lane.close()
+    return body
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=45)
+    parser.add_argument("--threads", type=int, default=14)
+    parser.add_argument("--isa", default="auto")
+    parser.add_argument("--precision", default="fast")
+    parser.add_argument("--vram-gib", type=float, default=24.0)
+    parser.add_argument("--chunk", type=int, default=8192)
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.3, 0.45, 0.6, 0.8])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 32768])
+    parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    args = parser.parse_args()
+    body: dict[str, object] = {
+        precision: quality(args.isa, min(args.threads, 8), precision)
+        for precision in ("exact", "fast")
+    }
+    save("fast-quality", body, args.out)
+    if not args.skip_speed:
+        save("fast-speed", speed(args), args.out)
+
+
+if __name__ == "__main__":
+    main()
