@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from typing import Annotated, Any, cast
@@ -35,23 +36,42 @@ _ClickError = cast(
 )
 
 
+ROOT_OPTIONS = (
+    ("--version", "Print the version and end."),
+    ("--debug", "Show tracebacks of errors."),
+    ("--color WHEN", "auto, always or never; also NO_COLOR."),
+    ("--install-completion", "Complete commands and options in this shell."),
+    ("-h, --help", "Show help; every command has its own."),
+)
+
+
 class _Root(TyperGroup):
-    """Lists the verbs by panel, in the order of a first day with the tool."""
+    """Lists the verbs by panel, in the order of a first day with the tool, on one screen."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        with formatter.section("Options"):
+            formatter.write_dl(ROOT_OPTIONS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for panel, names in PANELS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [(name, command.get_short_help_str(66)) for name, command in found if command]
+            rows = [(name, _first_clause(command.help or "")) for name, command in found if command]
             if rows:
                 with formatter.section(panel):
                     formatter.write_dl(rows)
+
+
+def _first_clause(text: str) -> str:
+    """The beginning of a help text, up to its first full stop, colon or semicolon."""
+    return re.split(r"[.:;](?:\s|$)", text.strip(), maxsplit=1)[0].replace("\n", " ")
 
 
 def build() -> typer.Typer:
     """The application with every verb registered."""
     app = typer.Typer(
         name="glm53ctl",
-        help="Run GLM-5.3-Flash on one NVIDIA card and host RAM: probe, plan, serve, supervise.",
+        help="Run GLM-5.3-Flash on one NVIDIA card and host RAM.",
         cls=_Root,
         no_args_is_help=True,
         add_completion=True,

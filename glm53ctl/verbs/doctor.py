@@ -32,7 +32,9 @@ def doctor(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show all evidence.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
-    """Check this machine: one line per check, with the fix where something is wrong.
+    """Check this machine, with a fix for whatever is wrong.
+
+    One line per check. Read-only: nothing is changed, installed, downloaded or written.
 
     Examples:
 

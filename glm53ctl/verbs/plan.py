@@ -37,7 +37,9 @@ def plan(
     ] = False,
     json_: options.JsonOption = False,
 ) -> None:
-    """Show what `up` would run on this machine: mode, memory, CPUs, and what rejected the rest.
+    """Show what `up` would run on this machine, and why.
+
+    Mode, memory, CPUs and expected speed; and what rejected the modes that cannot run.
 
     Examples:
 
