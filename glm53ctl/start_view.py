@@ -46,9 +46,9 @@ class StartView:
         progress = record["progress"]
         if not progress or not progress["total"]:
             return f"{words}  {took_s:.1f} s"
-        share = progress["done"] / progress["total"]
-        drawn = render.bar(share, _BAR_CELLS, unicode=self._look.unicode)
-        return f"{words}  {drawn}  {progress['done']}/{progress['total']}  {took_s:.1f} s"
+        done, total = progress["done"], progress["total"]
+        drawn = render.bar(done / total, _BAR_CELLS, unicode=self._look.unicode)
+        return f"{words}  {drawn}  {amount(done, total)}  {took_s:.1f} s"
 
 
 def _words(record: dict[str, Any]) -> str:
@@ -59,6 +59,14 @@ def _words(record: dict[str, Any]) -> str:
         failure = record["last_failure"]
         return f"waiting to restart: {failure['summary'] if failure else ''}"
     return phase
+
+
+def amount(done: int, total: int) -> str:
+    """`12/42` of countable things, `62.0/125.3 GB` of what can only be bytes."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB")):
+        if total >= unit:
+            return f"{done / unit:.1f}/{total / unit:.1f} {name}"
+    return f"{done}/{total}"
 
 
 def duration(seconds: float) -> str:

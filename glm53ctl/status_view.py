@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from glm53ctl.errors import NotRunning, Unhealthy
 from glm53ctl.render import Look
-from glm53ctl.start_view import duration
+from glm53ctl.start_view import amount, duration
 
 Record = dict[str, Any]
 Stats = dict[str, Any]
@@ -87,7 +87,7 @@ def _phase_words(record: Record) -> str:
         return f"serving {took}"
     if phase == "starting" and record["progress"]:
         progress = record["progress"]
-        return f"starting {took}, {progress['phase']} {progress['done']}/{progress['total']}"
+        return f"starting {took}, {progress['phase']} {amount(progress['done'], progress['total'])}"
     if phase in {"stopped", "failed"}:
         return phase
     return f"{phase} {took}"

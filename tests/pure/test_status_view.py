@@ -1,0 +1,112 @@
+"""What `status` and `up` show, and the exit code of `status`, from records alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from glm53ctl.render import Look
+from glm53ctl.start_view import amount, duration
+from glm53ctl.status_view import document, exit_code, status_lines, tokens_per_s
+
+PLAIN = Look(colour=False, unicode=False, live=False)
+SERVING = {
+    "instance": "default",
+    "phase": "ready",
+    "phase_s": 15120.0,
+    "health": "ok",
+    "health_words": "working",
+    "mode": "fast",
+    "url": "http://127.0.0.1:8080",
+    "restarts": 2,
+    "crashes": 0,
+    "retry_in_s": None,
+    "progress": None,
+    "last_failure": None,
+    "exit_code": None,
+}
+CRASH = {
+    "kind": "out of memory",
+    "summary": "killed by the kernel's OOM killer",
+    "proof": "memory.events oom_kill rose by 1",
+    "hint": "plan less",
+    "exit_code": 8,
+}
+STATS = {
+    "running": 1,
+    "queued": 0,
+    "requests": 7,
+    "completion_tokens": 120,
+    "cpu": {"threads": 2, "isa": "avx2", "layers": [1, 2]},
+}
+
+
+def shown(record: dict, stats: dict | None = None, rate: float | None = None) -> list[str]:
+    return list(status_lines(record, stats, rate, PLAIN))
+
+
+def test_serving():
+    assert shown(SERVING, STATS, 14.13) == [
+        "default  * serving 4h12m  fast  http://127.0.0.1:8080/v1  restarts 2",
+        "  now      1 running, 0 queued · 14.1 tok/s",
+        "  total    7 requests, 120 completion tokens",
+        "  cpu      threads 2, isa avx2",
+    ]
+    assert exit_code(SERVING) == 0
+
+
+def test_a_stalled_server_is_unhealthy():
+    stalled = {**SERVING, "health": "stalled", "health_words": "no step for 73 s"}
+    assert shown(stalled)[0].startswith("default  * stalled: no step for 73 s")
+    assert shown(stalled)[1] == "  now      /stats does not answer"
+    assert exit_code(stalled) == 9
+
+
+def test_loading_shows_how_far_it_is():
+    progress = {"phase": "experts", "done": 62 * 10**9, "total": 125 * 10**9}
+    loading = {**SERVING, "phase": "starting", "phase_s": 21.0, "progress": progress}
+    assert "starting 21s, experts 62.0/125.0 GB" in shown(loading)[0]
+    assert exit_code(loading) == 0
+
+
+def test_back_off_says_when_and_why():
+    waiting = {**SERVING, "phase": "backoff", "retry_in_s": 4.0, "crashes": 2}
+    lines = shown({**waiting, "last_failure": CRASH})
+    assert lines[1:] == [
+        "  retry    in 4 s, 2 crashes in a row",
+        "  last     out of memory: killed by the kernel's OOM killer "
+        "(proof: memory.events oom_kill rose by 1)",
+        "  hint     plan less",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "failure", "code"),
+    [("stopped", None, 3), ("failed", CRASH, 3), ("failed", {**CRASH, "exit_code": 9}, 9)],
+)
+def test_exit_codes_of_what_has_ended(phase: str, failure: dict | None, code: int):
+    record = {**SERVING, "phase": phase, "health": None, "last_failure": failure}
+    assert exit_code(record) == code
+    assert document(record, None, None)["ok"] is False
+    assert "http" not in shown(record)[0]
+
+
+def test_tokens_per_s_needs_two_readings_of_one_server():
+    first = {"completion_tokens": 100, "read_at_s": 10.0}
+    later = {"completion_tokens": 130, "read_at_s": 12.0}
+    assert tokens_per_s(first, later) == 15.0
+    assert tokens_per_s(None, later) is None
+    assert tokens_per_s(first, {"read_at_s": 12.0}) is None
+    assert tokens_per_s(later, {"completion_tokens": 5, "read_at_s": 14.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0s"), (59.9, "59s"), (192, "3m12s"), (15120, "4h12m"), (277200, "3d05h")],
+)
+def test_durations(seconds: float, words: str):
+    assert duration(seconds) == words
+
+
+def test_amounts_are_counted_or_bytes():
+    assert amount(12, 42) == "12/42"
+    assert amount(1_300_000, 16_400_000) == "1.3/16.4 MB"
