@@ -28,6 +28,9 @@ from glm53ctl.errors import BadModel
 
 Progress = Callable[[str, int, int], None]
 Cache = DynamicCache  # the state of one sequence
+# Linear attention's work inside a chunk grows with its square, and transformers' default of 64 is
+# made for GPUs: 16 halves the time of a prompt here. The result is the same up to rounding.
+_KDA_CHUNK = 16
 
 
 class CpuModel:
@@ -43,7 +46,12 @@ class CpuModel:
 
     def logits(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Tensor:
         """Append `ids` to a sequence: float32 logits [1, vocab] after the last id, or [ids, vocab]."""
-        output = self._text(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        output = self._text(
+            input_ids=torch.tensor([ids]),
+            past_key_values=cache,
+            use_cache=True,
+            chunk_size=_KDA_CHUNK,
+        )
         hidden = output.last_hidden_state[0]
         return (hidden if every else hidden[-1:]) @ self._head.t()
 
