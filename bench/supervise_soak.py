@@ -15,6 +15,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=list(FAULTS), help="this fault only")
     parser.add_argument("--out", type=Path, help="JSON file (default: bench/results/)")
     given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # so that what was started is stopped
     with tempfile.TemporaryDirectory(prefix="glm53-soak-") as name:
         folder = Path(name)
         world, skipped = build(folder)

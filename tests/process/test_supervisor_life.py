@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -15,9 +16,12 @@ import psutil
 from stage import FAST, Stage, wait_until
 
 from glm53ctl import client
+from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import EngineName, GpuPlan, Mode
 from glm53ctl.supervisor import logs
 from glm53ctl.supervisor.state import Identity, session_members
+
+FAST_LOAD = replace(FAST, start_stall_s=60.0)  # importing torch is no progress
 
 
 def test_up_serves_and_down_is_calm_twice(stage: Stage):
@@ -75,6 +79,20 @@ def test_permanent_exit_stops_at_once(stage: Stage):
     record = stage.up(exit_code_at_start=65)
     assert (record["phase"], record["exit_code"]) == ("failed", 7)
     assert record["restarts"] == 0
+
+
+def test_a_checkpoint_damaged_after_planning_is_named_by_the_server(stage: Stage):
+    folder = stage.instance.folder.parent / "model"
+    shutil.copytree(tiny_checkpoint(), folder)
+    os.truncate(folder / "model.safetensors", 100_000)
+    plan = stage.plan()
+    model = replace(plan.model, path=str(folder))
+    client.launch(stage.instance, replace(plan, engine=EngineName.CPU, model=model), FAST_LOAD)
+    record = stage.settle()
+    assert (record["phase"], record["exit_code"]) == ("failed", 7)
+    assert "model.safetensors" in record["last_failure"]["summary"]
+    assert record["last_failure"]["error_id"].startswith("ART-")
+    assert stage.log().count("error[ART-") == 1
 
 
 def test_exit_during_the_first_start_is_final(stage: Stage):
@@ -142,7 +160,7 @@ def test_T067_a_server_without_vram_on_its_gpu_is_stopped(stage: Stage, monkeypa
 
 def test_T067_a_gpu_plan_never_becomes_a_cpu_server(stage: Stage):
     plan = replace(stage.plan(), engine=EngineName.EXL3, mode=Mode.FAST)
-    client.launch(stage.instance, plan, replace(FAST, start_stall_s=60.0))
+    client.launch(stage.instance, plan, FAST_LOAD)
     record = stage.settle()
     assert record["phase"] == "failed"
     assert record["last_failure"]["kind"] in {"unsupported", "no GPU", "bad plan"}
