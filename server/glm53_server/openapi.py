@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from glm53_server.schemas import ErrorBody
+from glm53_server.schemas_anthropic import AnthropicErrorBody
 
 _STREAMING = {
     "/v1/chat/completions",
@@ -21,6 +22,7 @@ _ERRORS = {
     "401": "The API key is missing or wrong",
     "403": "The Host or Origin is not allowed",
     "404": "There is no such thing",
+    "408": "The body came too slowly",
     "413": "The body is too large",
     "415": "The body is not JSON",
     "429": "The queue is full",
@@ -36,8 +38,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
-        error = ErrorBody.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= error.pop("$defs", {}) | {"ErrorBody": error}
+        for model in (ErrorBody, AnthropicErrorBody):
+            error = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= error.pop("$defs", {}) | {model.__name__: error}
         for path, methods in schema["paths"].items():
             for operation in methods.values():
                 _describe(path, operation["responses"])
@@ -47,8 +50,9 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _describe(path: str, responses: dict[str, Any]) -> None:
     responses.pop("422", None)
-    body = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+    name = "AnthropicErrorBody" if path.startswith("/v1/messages") else "ErrorBody"
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     for status, text in _ERRORS.items():
         responses.setdefault(status, {"description": text, "content": body})
     if path in _STREAMING:
-        responses["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        responses["200"]["content"]["text/event-stream"] = {}

@@ -117,6 +117,19 @@ def listening(app):
             thread.join()
 
 
+@pytest.fixture(scope="session")
+def serve():
+    """with serve(script=..., ...) as (App, URL): an app on a real socket."""
+
+    @contextmanager
+    def start(**parts):
+        app = App(make_plan(**parts))
+        with listening(app) as url:
+            yield app, url
+
+    return start
+
+
 @pytest.fixture
 def live(make_app):
     """live(script=..., ...) -> (App, URL) on a real socket."""
