@@ -20,10 +20,12 @@ from typing import Any
 from glm53ctl.errors import Conflict, Glm53Error, NotRunning, Unhealthy
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor import logs
+from glm53ctl.supervisor.classify import supervisor_lost
 from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import (
     Identity,
     Instance,
+    boot_id,
     is_locked,
     listen_socket,
     read_record,
@@ -123,7 +125,16 @@ def clean_up(instance: Instance) -> Record | None:
     child = Identity.from_dict(record.get("child"))
     if child is not None and child.alive():
         _kill_session(child)
-    closed = {**record, "phase": "stopped", "child": None, "supervisor": None, "exit_code": 1}
+    supervisor = Identity.from_dict(record.get("supervisor"))
+    failure = supervisor_lost(rebooted=supervisor is None or supervisor.boot_id != boot_id())
+    closed = {
+        **record,
+        "phase": "stopped",
+        "child": None,
+        "supervisor": None,
+        "exit_code": failure.exit_code,
+        "last_failure": failure.to_dict(),
+    }
     with suppress(OSError):
         write_record(instance, closed)
     return record

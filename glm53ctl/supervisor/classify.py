@@ -225,6 +225,18 @@ def stalled(what: str) -> Failure:
     return Failure("stalled", what, exit_code=9, error_id="RUN-009", hint=_LOGS_HINT)
 
 
+def supervisor_lost(*, rebooted: bool) -> Failure:
+    """A record left open by a supervisor that is gone."""
+    what = "the machine was restarted" if rebooted else "its supervisor was killed"
+    return Failure(
+        "supervisor lost",
+        f"it was left running and {what}; the stale record is cleared",
+        exit_code=1,
+        error_id="RUN-001",
+        hint="glm53ctl up",
+    )
+
+
 def breaker(crashes: int, last: Failure) -> Failure:
     """Too many crashes without a stable stretch between them."""
     return Failure(

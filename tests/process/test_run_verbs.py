@@ -182,7 +182,9 @@ def test_T050_a_record_of_another_boot_is_cleared_and_nobody_is_signalled(shell:
         left = {**record, "phase": "ready", "child": stale, "supervisor": stale}
         (shell.folder / "state.json").write_text(json.dumps(left))
         (shell.folder / "lock").touch()
-        assert shell("status").returncode == 3
+        status = shell("status")
+        assert status.returncode == 3
+        assert "the machine was restarted; the stale record is cleared" in status.stdout
         assert shell.record()["phase"] == "stopped"
         assert shell("down").returncode == 0
         assert stranger.poll() is None

@@ -54,6 +54,7 @@ def test_T076_killed_supervisor_leaves_no_orphan(stage: Stage):
     assert session_members(child) == []
     record, running = client.current(stage.instance)
     assert (running, record["phase"]) == (False, "stopped")
+    assert "its supervisor was killed" in record["last_failure"]["summary"]
     assert stage.up()["phase"] == "ready"
 
 
