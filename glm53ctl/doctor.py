@@ -14,7 +14,7 @@ from typing import Any
 
 from glm53ctl import __version__, choose
 from glm53ctl import profile as profiles
-from glm53ctl.checks import containers, cpu, gpu, memory, setup, storage
+from glm53ctl.checks import containers, cpu, gpu, gpu_health, memory, setup, storage
 from glm53ctl.checks.base import Context, Finding, Spec, Status
 from glm53ctl.env import nearest
 from glm53ctl.errors import Glm53Error, UsageError
@@ -28,6 +28,7 @@ SCHEMA = "glm53ctl.doctor/1"
 SPECS: tuple[Spec, ...] = (
     *setup.FIRST,
     *gpu.SPECS,
+    *gpu_health.SPECS,
     *memory.SPECS,
     *cpu.SPECS,
     *storage.SPECS,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from glm53ctl.cpulist import format_cpulist, parse_cpulist
 from glm53ctl.env import Settings
 from glm53ctl.errors import UsageError
 from glm53ctl.hardware import Cpu
 from glm53ctl.plan import Choice, CpuPlan
-from glm53ctl.probes.cpu import format_cpulist, parse_cpulist
 from glm53ctl.profile import Profile
 
 MANY_CORES = 8

@@ -106,7 +106,7 @@ def _from_file(path: Path, layer: str) -> Iterator[_Given]:
         raise UsageError(f"{path}: {err}", hint="the file is not valid TOML") from err
     by_key = {row.key: row for row in rows()}
     for key, value in _flatten(document):
-        where = f"{path}:{_line_of(key, text)}"
+        where = f"{path}:{line_of(key, text) or 1}"
         if key not in by_key:
             close = nearest(key, set(by_key))
             raise UsageError(
@@ -141,8 +141,8 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _line_of(key: str, text: str) -> int:
-    """Line of a key in TOML text; 1 when it cannot be found (quoted or dotted spellings)."""
+def line_of(key: str, text: str) -> int | None:
+    """Line of a key in TOML text; None when it is not there in its usual spelling."""
     section, _, leaf = key.rpartition(".")
     inside = not section
     for number, line in enumerate(text.splitlines(), start=1):
@@ -151,7 +151,7 @@ def _line_of(key: str, text: str) -> int:
             inside = bare.strip("[] ") == section
         elif bare.partition("=")[0].strip() in ({leaf} if inside else {key}):
             return number
-    return 1
+    return None
 
 
 def _build(given: Mapping[str, _Given]) -> Settings:

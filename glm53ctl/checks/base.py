@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from glm53ctl.errors import Glm53Error
-from glm53ctl.hardware import Evidence, Gpu, Hardware
+from glm53ctl.hardware import DriverState, Evidence, Gpu, Hardware
 from glm53ctl.paths import Paths
 from glm53ctl.plan import Mode
 from glm53ctl.planner import Model, Outcome
@@ -85,3 +85,10 @@ def skipped(reason: str) -> Finding:
 
 def unknown(reason: str, fix: Fix | None = None) -> Finding:
     return Finding(Status.UNKNOWN, reason, fix=fix)
+
+
+def no_gpu(context: Context) -> Finding:
+    """The answer of every GPU check where no GPU is usable."""
+    if context.hardware.driver.state is DriverState.OK and context.outcome_error:
+        return skipped("no GPU selected")
+    return skipped("no usable GPU")

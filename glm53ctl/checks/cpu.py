@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped, unknown
+from glm53ctl.cpulist import format_cpulist
 from glm53ctl.limits import AVX2_SET
-from glm53ctl.probes.cpu import format_cpulist
 
 EXTRAS = ("avx512f", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
 MASKED_MODELS = ("Common KVM processor", "QEMU Virtual CPU", "x86-64-v2-AES")

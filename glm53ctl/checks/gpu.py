@@ -1,13 +1,22 @@
-"""GPU checks: driver, card, memory, link, power. Cards that the model does not need only inform."""
+"""GPU checks: driver, card, memory and link. Cards that the model does not need only inform."""
 
 from __future__ import annotations
 
 from glm53ctl import drivers
-from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped, unknown
+from glm53ctl.checks.base import (
+    Context,
+    Finding,
+    Fix,
+    Spec,
+    Status,
+    no_gpu,
+    passed,
+    skipped,
+    unknown,
+)
 from glm53ctl.env import GIB
 from glm53ctl.hardware import GB_PER_LANE, DriverState, Gpu
 from glm53ctl.limits import MIG_MIN_BYTES
-from glm53ctl.probes import kernel_log
 from glm53ctl.render import gib
 
 _DRIVER_FIX = {
@@ -37,8 +46,6 @@ _DRIVER_FIX = {
     ),
     DriverState.ERROR: Fix("see what the driver logged", ("sudo dmesg | tail -50",)),
 }
-THROTTLE_THERMAL = 0x20 | 0x40
-THROTTLE_HARDWARE = 0x8 | 0x80
 FULL_LINK_WIDTH = 16
 
 
@@ -81,7 +88,7 @@ def driver(context: Context) -> Finding:
 def card(context: Context) -> Finding:
     gpu = context.gpu
     if gpu is None:
-        return _no_gpu(context)
+        return no_gpu(context)
     name = f"{gpu.name}  {gpu.uuid}"
     if gpu.unified_memory:
         return _rule_out(context, f"{name}: unified-memory parts are not supported by this build")
@@ -99,7 +106,7 @@ def card(context: Context) -> Finding:
 def driver_version(context: Context) -> Finding:
     state = context.hardware.driver
     if state.state is not DriverState.OK:
-        return _no_gpu(context)
+        return no_gpu(context)
     version = drivers.version_tuple(state.version)
     needed = drivers.version_text(drivers.minimum_driver())
     if not version:
@@ -123,7 +130,7 @@ def link(context: Context) -> Finding:
     """The PCIe link. Only a measured copy can pass or fail it; idle cards read Gen1."""
     gpu, measured = context.gpu, context.hardware.measured
     if gpu is None:
-        return _no_gpu(context)
+        return no_gpu(context)
     if gpu.unified_memory:
         return skipped("unified memory, no link to judge")
     if measured.h2d_bytes_per_s is not None:
@@ -189,7 +196,7 @@ def selection(context: Context) -> Finding:
     if error is not None and error.error_id == "GPU-005":
         return Finding(Status.FAIL, error.message, fix=Fix(error.hint or "choose one with --gpu"))
     if context.gpu is None:
-        return _no_gpu(context)
+        return no_gpu(context)
     if selector is None:
         count = len(context.hardware.gpus)
         return passed("the only GPU" if count == 1 else f"most free VRAM of {count} GPUs")
@@ -199,7 +206,7 @@ def selection(context: Context) -> Finding:
 def vram(context: Context) -> Finding:
     gpu = context.gpu
     if gpu is None:
-        return _no_gpu(context)
+        return no_gpu(context)
     if gpu.unified_memory:
         available = context.hardware.ram.available_bytes
         return Finding(
@@ -221,6 +228,13 @@ def vram(context: Context) -> Finding:
     numbers = {"free_bytes": gpu.free_bytes, "total_bytes": gpu.total_bytes}
     if holders:
         text += f", held by {holders}"
+    if gpu.display_active and gpu.graphics_bytes and _other_display(context):
+        return Finding(
+            Status.WARN,
+            text,
+            fix=Fix(f"plug the monitor into the board and win {gib(gpu.graphics_bytes)}"),
+            numbers=numbers,
+        )
     compute = [item for item in gpu.processes if "compute" in item.kind]
     if compute and gpu.free_bytes < gpu.total_bytes * 0.8:
         return Finding(
@@ -232,70 +246,10 @@ def vram(context: Context) -> Finding:
     return Finding(Status.PASS, text, numbers=numbers)
 
 
-def power(context: Context) -> Finding:
-    gpu = context.gpu
-    if gpu is None:
-        return _no_gpu(context)
-    reasons = gpu.throttle_reasons or 0
-    if reasons & THROTTLE_HARDWARE:
-        return Finding(
-            Status.FAIL, "hardware slowdown", fix=Fix("check the power supply and its cables"),
-            blocking=False,
-        )  # fmt: skip
-    if reasons & THROTTLE_THERMAL:
-        return Finding(Status.WARN, "slowed down by heat", fix=Fix("check the card's cooling"))
-    if gpu.power_limit_w is None:
-        return unknown("power limit not reported")
-    if gpu.power_default_w and gpu.power_limit_w < gpu.power_default_w:
-        return passed(
-            f"capped at {gpu.power_limit_w:.0f} of {gpu.power_default_w:.0f} W, your setting"
-        )
-    return passed(f"{gpu.power_limit_w:.0f} W")
-
-
-def persistence(context: Context) -> Finding:
-    gpu = context.gpu
-    if gpu is None or gpu.persistence is None:
-        return _no_gpu(context) if gpu is None else unknown("persistence mode not reported")
-    if gpu.persistence or gpu.display_active:
-        return passed("on" if gpu.persistence else "off, but a display keeps the card awake")
-    return Finding(
-        Status.WARN,
-        "off: every start of CUDA waits 1 to 3 s",
-        fix=Fix(
-            "run the persistence daemon", ("sudo systemctl enable --now nvidia-persistenced",),
-            needs_root=True,
-        ),
-    )  # fmt: skip
-
-
-def binding(context: Context) -> Finding:
-    if context.hardware.driver.stale_binding:
-        return Finding(
-            Status.WARN,
-            "old pynvml package shadows nvidia-ml-py",
-            fix=Fix(
-                "remove it", ("pip uninstall pynvml", "pip install --force-reinstall nvidia-ml-py")
-            ),
-        )
-    return passed("nvidia-ml-py")
-
-
-def resizable_bar(context: Context) -> Finding:
-    """Information only: copies do not depend on it."""
-    gpu = context.gpu
-    if gpu is None:
-        return _no_gpu(context)
-    if gpu.bar1_bytes is None:
-        return unknown("BAR1 not reported")
-    state = "on" if gpu.total_bytes and gpu.bar1_bytes >= gpu.total_bytes else "off"
-    return passed(f"{state} ({gib(gpu.bar1_bytes)}), does not matter for copies")
-
-
 def slices(context: Context) -> Finding:
     gpu = context.gpu
     if gpu is None:
-        return _no_gpu(context)
+        return no_gpu(context)
     if gpu.mig_enabled:
         return _rule_out(context, "MIG is on; choose a slice with --gpu MIG-...")
     if gpu.parent_uuid and (gpu.total_bytes or 0) < MIG_MIN_BYTES:
@@ -304,40 +258,14 @@ def slices(context: Context) -> Finding:
     return passed("a slice" if gpu.parent_uuid else "MIG is off")
 
 
-def log(context: Context) -> Finding:
-    """The kernel's own words; a log that cannot be read is unknown, never a pass."""
-    if context.hardware.driver.state is DriverState.ABSENT:
-        return skipped("no usable GPU")
-    found = kernel_log.probe(context.system)
-    if found is None:
-        return unknown(
-            "the kernel log cannot be read",
-            Fix(
-                "join the group that may read it", ("sudo usermod -aG systemd-journal $USER",), True
-            ),
-        )
-    lost = [event for event in found if event.kind == "lost"]
-    if lost:
-        return Finding(
-            Status.FAIL,
-            f"GPU {lost[-1].address or '(address not logged)'} fell off the bus in this boot",
-            fix=_DRIVER_FIX[DriverState.LOST],
-            blocking=context.wants_gpu,
-        )
-    xids = sorted({event.xid for event in found if event.xid} - kernel_log.HARMLESS_XIDS)
-    if xids:
-        return Finding(
-            Status.WARN,
-            f"NVIDIA errors in this boot: Xid {', '.join(map(str, xids))}",
-            fix=Fix("look them up in NVIDIA's Xid table", ("sudo journalctl -k -b -g NVRM",)),
-        )
-    return passed("no GPU errors in this boot")
-
-
-def _no_gpu(context: Context) -> Finding:
-    if context.hardware.driver.state is DriverState.OK and context.outcome_error:
-        return skipped("no GPU selected")
-    return skipped("no usable GPU")
+def _other_display(context: Context) -> bool:
+    """Whether another maker's display device is in this machine, most often the CPU's own."""
+    system, base = context.system, "/sys/bus/pci/devices"
+    return any(
+        (system.read(f"{base}/{name}/class") or "").startswith("0x03")
+        and (system.read(f"{base}/{name}/vendor") or "").strip() in {"0x8086", "0x1002"}
+        for name in system.names(base)
+    )
 
 
 def _rule_out(context: Context, text: str, required: str | None = None) -> Finding:
@@ -351,10 +279,5 @@ SPECS = (
     Spec("GPU-004", "PCIe", "GPU", link),
     Spec("GPU-005", "selection", "GPU", selection),
     Spec("GPU-006", "VRAM", "GPU", vram),
-    Spec("GPU-007", "power", "GPU", power),
-    Spec("GPU-008", "persistence", "GPU", persistence),
-    Spec("GPU-009", "NVML package", "GPU", binding),
-    Spec("GPU-010", "resizable BAR", "GPU", resizable_bar),
     Spec("GPU-011", "MIG", "GPU", slices),
-    Spec("GPU-012", "kernel log", "GPU", log),
 )

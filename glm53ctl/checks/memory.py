@@ -8,6 +8,7 @@ from glm53ctl.limits import ARENA_SHARE
 from glm53ctl.planner import budget_total
 from glm53ctl.render import gib
 
+KILLERS = frozenset({"systemd-oomd", "earlyoom", "nohang", "oomd"})
 SMALL_SHM_BYTES = 64 << 20
 
 
@@ -155,12 +156,37 @@ def shared_memory(context: Context) -> Finding:
     return passed(f"/dev/shm has {gib(size)}")
 
 
+def killers(context: Context) -> Finding:
+    """User-space OOM killers end large processes on pressure, long before memory is gone."""
+    system = context.system
+    found = sorted(
+        {
+            name
+            for pid in system.names("/proc")
+            if pid.isdigit()
+            and (name := (system.read(f"/proc/{pid}/comm") or "").strip()) in KILLERS
+        }
+    )
+    if not found or not context.wants_gpu:
+        return passed(f"{', '.join(found)} runs" if found else "no early OOM killer")
+    return Finding(
+        Status.WARN,
+        f"{', '.join(found)} runs: it may kill the server while the experts fill RAM",
+        fix=Fix(
+            "exempt the server's unit",
+            ("sudo systemctl edit glm53@", "printf '[Service]\\nManagedOOMPreference=omit\\n'"),
+            needs_root=True,
+        ),
+    )
+
+
 SPECS = (
     Spec("RAM-001", "RAM", "Memory", usable),
     Spec("RAM-002", "bandwidth", "Memory", bandwidth),
     Spec("RAM-003", "huge pages", "Memory", huge_pages),
     Spec("RAM-004", "swap", "Memory", overcommit),
     Spec("RAM-005", "ZFS", "Memory", zfs),
+    Spec("RAM-006", "OOM killers", "Memory", killers),
     Spec("LIM-001", "memlock", "Memory", memlock),
     Spec("LIM-002", "shared memory", "Memory", shared_memory),
     Spec("LIM-003", "pinning", "Memory", pin_wall),

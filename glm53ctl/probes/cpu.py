@@ -7,8 +7,8 @@ for its slowest member cost more than they give.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
 
+from glm53ctl.cpulist import format_cpulist, parse_cpulist
 from glm53ctl.hardware import Cpu, Evidence, NumaNode
 from glm53ctl.probes import cgroup
 from glm53ctl.probes.system import System
@@ -47,27 +47,6 @@ def probe(system: System) -> Cpu:
             Evidence("/proc/self/status", f"Cpus_allowed_list {format_cpulist(affinity)}"),
         ),
     )
-
-
-def parse_cpulist(text: str | None) -> tuple[int, ...]:
-    """ "0-3,8" as (0, 1, 2, 3, 8); empty for an empty or unreadable list."""
-    found: set[int] = set()
-    for part in (text or "").strip().split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit():
-            found.update(range(int(first), int(last if last.isdigit() else first) + 1))
-    return tuple(sorted(found))
-
-
-def format_cpulist(cpus: Iterable[int]) -> str:
-    """(0, 1, 2, 3, 8) as "0-3,8"."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1].append(cpu)
-        else:
-            runs.append([cpu])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _affinity(system: System) -> tuple[int, ...]:

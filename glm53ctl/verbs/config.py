@@ -8,7 +8,7 @@ import typer
 
 from glm53ctl.verbs import options
 
-app = typer.Typer(help="Show settings and where they come from.", no_args_is_help=True)
+app = typer.Typer(help="Show and change settings; say where they come from.", no_args_is_help=True)
 
 
 @app.command()
@@ -50,6 +50,35 @@ def show(
         for row in rows()
     ]
     render.emit("\n".join(line.rstrip() for line in render.columns(lines, indent="")))
+
+
+@app.command(name="set")
+def set_(key: str, value: str) -> None:
+    """Write one setting into the user's file; comments and other settings stay.
+
+    Examples:
+
+      glm53ctl config set model.models_dir /mnt/nvme/models
+
+      glm53ctl config set vram.reserve_gib 2
+    """
+    _edit(key, value)
+
+
+@app.command()
+def unset(key: str) -> None:
+    """Remove one setting from the user's file."""
+    _edit(key, None)
+
+
+def _edit(key: str, value: str | None) -> None:
+    from glm53ctl import config_edit, render
+    from glm53ctl.env import Environ
+    from glm53ctl.paths import user_paths
+
+    file = user_paths(Environ.current()).config_file
+    config_edit.set_value(file, key, value)
+    render.say(f"{key} {'removed from' if value is None else 'set in'} {file}")
 
 
 @app.command()

@@ -10,11 +10,11 @@ from recorded_machines import AVX2, AVX512, gpu, put, record
 
 from glm53ctl import choose, doctor
 from glm53ctl.checks.base import Finding, Status
+from glm53ctl.cpulist import format_cpulist, parse_cpulist
 from glm53ctl.env import Settings
 from glm53ctl.errors import NoFit, UsageError
 from glm53ctl.layout import cpu_layout
 from glm53ctl.probes import cpu, machine
-from glm53ctl.probes.cpu import format_cpulist, parse_cpulist
 
 
 def answers(system, **flags) -> dict[str, Finding]:

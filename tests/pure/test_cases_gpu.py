@@ -295,3 +295,48 @@ def test_driver_versions_compare_as_numbers(tmp_path):
     assert answers(record(tmp_path, nvml=nvml, modules=[]))["GPU-003"].status is Status.FAIL
     nvml = {**DRIVER, "driver": "580.100.3", "gpus": [gpu()]}
     assert answers(record(tmp_path, nvml=nvml, modules=[]))["GPU-003"].status is Status.PASS
+
+
+def test_a_desktop_beside_an_integrated_gpu_is_told_to_move_its_plug(tmp_path):
+    card = gpu(display_active=1, processes=[{"pid": 9, "kind": "graphics", "used": 2 * GIB}])
+    system = record(tmp_path, gpus=[card])
+    assert answers(system)["GPU-006"].status is Status.PASS
+    put(tmp_path, "/sys/bus/pci/devices/0000:00:02.0/vendor", "0x8086\n")
+    put(tmp_path, "/sys/bus/pci/devices/0000:00:02.0/class", "0x030000\n")
+    found = answers(system)["GPU-006"]
+    assert found.status is Status.WARN
+    assert found.fix is not None
+    assert found.fix.text == "plug the monitor into the board and win 2.0 GiB"
+
+
+def test_a_desktop_whose_vram_does_not_survive_suspend_is_advised(tmp_path):
+    system = record(tmp_path, gpus=[gpu(display_active=1)])
+    put(tmp_path, "/proc/driver/nvidia/params", "PreserveVideoMemoryAllocations: 0\n")
+    assert answers(system)["GPU-013"].status is Status.WARN
+    put(tmp_path, "/proc/driver/nvidia/params", "PreserveVideoMemoryAllocations: 1\n")
+    assert answers(system)["GPU-013"].status is Status.PASS
+
+
+def test_xid_errors_of_the_hardware_are_told_from_those_of_programs(tmp_path):
+    system = record(tmp_path, gpus=[gpu()])
+    journal = "journalctl -k -b -o cat -g NVRM|fallen off"
+    line = "NVRM: Xid (PCI:0000:01:00): {number}, pid=1, name=python\n"
+    for number, status in ((31, Status.PASS), (79, Status.WARN)):
+        out = line.format(number=number)
+        put(tmp_path, "/commands.json", json.dumps({journal: {"code": 0, "out": out}}))
+        assert answers(system)["GPU-012"].status is status
+    (tmp_path / "commands.json").unlink()
+    assert answers(system)["GPU-012"].status is Status.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status"),
+    [(0x1, Status.PASS), (0x4, Status.PASS), (0x40, Status.WARN), (0x8, Status.FAIL)],
+)
+def test_throttling_is_judged_by_its_reason(tmp_path, reasons, status):
+    assert answers(record(tmp_path, gpus=[gpu(throttle=reasons)]))["GPU-007"].status is status
+
+
+def test_a_power_cap_is_a_fact_and_not_a_fault(tmp_path):
+    found = answers(record(tmp_path, gpus=[gpu(power_limit_mw=280_000)]))["GPU-007"]
+    assert (found.status, found.observed) == (Status.PASS, "capped at 280 of 350 W, your setting")

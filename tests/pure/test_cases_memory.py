@@ -266,3 +266,13 @@ def test_margin_setting_changes_the_budget(tmp_path):
                   environ={"GLM53_RAM_MARGIN_GB": "2"})  # fmt: skip
     assert choose.decide(choose.survey(choose.PlanOptions(), system=easy)).plan is not None
     assert Settings().ram_margin_bytes is None
+
+
+def test_an_early_oom_killer_is_named_with_its_exemption(tmp_path):
+    system = record(tmp_path, gpus=[gpu()])
+    put(tmp_path, "/proc/311/comm", "systemd-oomd\n")
+    found = answers(system)["RAM-006"]
+    assert found.status is Status.WARN
+    assert "systemd-oomd runs" in found.observed
+    assert found.fix is not None
+    assert "ManagedOOMPreference=omit" in found.fix.commands[1]

@@ -13,13 +13,13 @@ from recorded_machines import GIB, MACHINES
 
 from glm53ctl import choose, planner, profile
 from glm53ctl.checkpoint import FLASH, ModelFacts
+from glm53ctl.cpulist import format_cpulist
 from glm53ctl.env import Environ
 from glm53ctl.errors import NoFit
 from glm53ctl.hardware import Cpu, Driver, DriverState, Gpu, Hardware, Host, MemoryLimit, Ram
 from glm53ctl.paths import user_paths
 from glm53ctl.plan import EngineName, Mode, plan_from_json
 from glm53ctl.probes import machine, measure
-from glm53ctl.probes.cpu import format_cpulist
 
 GOLDEN = Path(__file__).parent / "golden" / "plans.json"
 HOME = Environ({"HOME": "/nonexistent"})
