@@ -26,6 +26,7 @@ def serve(
     api_key_file: options.ApiKeyFileOption = None,
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
+    sets: options.SetOption = None,
     drain: operate.DrainOption = None,
 ) -> None:
     """Serve in the foreground without a supervisor; whoever started this restarts it.
@@ -52,6 +53,7 @@ def serve(
         "api_key_file": api_key_file,
         "engine": engine,
         "load_format": load_format,
+        "sets": sets,
     }
     code = _serve(plan_file, PlanOptions(**given), 30.0 if drain is None else drain)
     if code:
@@ -61,13 +63,13 @@ def serve(
 def _serve(plan_file: Path | None, options: Any, drain_s: float) -> int:
     from glm53ctl import choose, foreground, render, starting
     from glm53ctl.api_key import ensure_api_key
+    from glm53ctl.env import Environ
     from glm53ctl.plan import read_plan
 
-    situation = choose.survey(options)
-    plan = read_plan(plan_file) if plan_file else choose.decide(situation).chosen()
+    plan = read_plan(plan_file) if plan_file else choose.choose_plan(options)
     starting.check_startable(plan)
-    folder = situation.paths.instance_dir(situation.profile.settings.instance)
-    if ensure_api_key(plan, situation.environ, own_folder=folder):
+    folder = operate.named_instance(options.instance).folder
+    if ensure_api_key(plan, Environ.current(), own_folder=folder):
         render.say(f" key   made an API key for {plan.listen.host}: {plan.listen.api_key_file}")
     render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
     return foreground.run(plan, drain_s, lambda url: render.say(f" ready {url}/v1"))
