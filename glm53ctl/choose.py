@@ -5,6 +5,7 @@ Used by `up`, `plan` and `doctor`. Reads the machine, writes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,11 +42,13 @@ class PlanOptions:
     max_batch: int | None = None
     load_format: str | None = None
     profile: str | None = None  # a profile's name or file, not a setting itself
+    sets: Sequence[str] | None = None  # --set KEY=VALUE, any setting by its key
 
     def flags(self) -> dict[str, object | None]:
-        """Settings fields by name, for `profile.load`."""
-        names = (name for name in self.__slots__ if name != "profile")
-        return {name: getattr(self, name) for name in names}
+        """Settings fields by name, for `profile.load`. Raises UsageError for an unknown --set key."""
+        names = (name for name in self.__slots__ if name not in {"profile", "sets"})
+        given: dict[str, object | None] = {name: getattr(self, name) for name in names}
+        return given | dict(profiles.parse_set(text) for text in self.sets or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from glm53ctl.env import Environ, Row, nearest, rows
+from glm53ctl.env import Environ, Row
 from glm53ctl.errors import UsageError
-from glm53ctl.profile import line_of, load
-
-
-def find_row(key: str) -> Row:
-    """The row of a key. Raises UsageError with a did-you-mean."""
-    by_key = {row.key: row for row in rows()}
-    if key in by_key:
-        return by_key[key]
-    leaves = {row.key.rpartition(".")[2]: row.key for row in rows()}
-    close = leaves.get(key) or nearest(key, set(by_key))
-    raise UsageError(
-        f"unknown setting {key!r}",
-        hint=f"did you mean {close!r}?" if close else "see `glm53ctl config show`",
-        error_id="CFG-002",
-    )
+from glm53ctl.profile import find_row, line_of, load
 
 
 def set_value(file: Path, key: str, value: str | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from glm53ctl import __version__
 from glm53ctl.checks.base import Status
 from glm53ctl.doctor import Check, Report
-from glm53ctl.render import Look
+from glm53ctl.render import Look, columns
 
 AREA_CELLS = 8
 _QUIET = {Status.PASS, Status.SKIP}
@@ -67,12 +67,22 @@ def _check(check: Check, area: str, width: int, look: Look, *, verbose: bool) ->
 
 
 def _expected(report: Report) -> Iterator[str]:
+    """Expected speed of each mode, or what rules it out."""
     outcome = report.outcome
     if outcome is None:
         return
-    for item in outcome.predictions:
-        chosen = " (chosen)" if outcome.plan and outcome.plan.mode == item.mode else ""
-        yield f"{item.mode}{chosen}: {item.text} expected, limited by {item.limited_by} ({item.basis})"
+    yield f"{outcome.model_name} on this machine"
+    chosen = outcome.plan.mode if outcome.plan else None
+    rows = [
+        (
+            f"{item.mode}{' (chosen)' if item.mode == chosen else ''}",
+            f"{item.text} decode, limited by {item.limited_by} ({item.basis})",
+        )
+        for item in outcome.predictions
+    ]
+    rows += [(item.mode.value, f"not possible: {item.reason}") for item in outcome.rejections]
+    yield from columns(rows)
+    yield ""
 
 
 def _summary(report: Report, look: Look) -> str:

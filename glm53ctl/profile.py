@@ -78,6 +78,30 @@ def paths_for(profile: Profile, environ: Environ) -> Paths:
     return user_paths(environ, root=settings.root, models_dir=settings.models_dir)
 
 
+def parse_set(text: str) -> tuple[str, str]:
+    """ "limits.max_batch=2" as (field name, value text). Raises UsageError for an unknown key."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(
+            f"--set {text!r} is not KEY=VALUE", hint="for example --set vram.reserve_gib=2"
+        )
+    return find_row(key.strip()).field_name, value.strip()
+
+
+def find_row(key: str) -> Row:
+    """The row of a key. Raises UsageError with a did-you-mean."""
+    by_key = {row.key: row for row in rows()}
+    if key in by_key:
+        return by_key[key]
+    leaves = {row.key.rpartition(".")[2]: row.key for row in rows()}
+    close = leaves.get(key) or nearest(key, set(by_key))
+    raise UsageError(
+        f"unknown setting {key!r}",
+        hint=f"did you mean {close!r}?" if close else "see `glm53ctl config show`",
+        error_id="CFG-002",
+    )
+
+
 def profile_file(name: str) -> Path:
     """Path of a profile: a name of ours, or the path of a TOML file."""
     path = Path(name) if name.endswith(".toml") else profiles_dir() / f"{name}.toml"

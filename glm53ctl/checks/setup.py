@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped
+from glm53ctl.hardware import Evidence
 from glm53ctl.planner import LOOPBACK
 
 
@@ -114,10 +115,10 @@ def fit(context: Context) -> Finding:
             fix=Fix(error.hint) if error and error.hint else None,
         )
     if outcome.plan is None:
-        reasons = "; ".join(f"{item.mode}: {item.reason}" for item in outcome.rejections)
         return Finding(
             Status.FAIL,
-            f"{outcome.model_name} does not fit: {reasons}",
+            f"{outcome.model_name} fits in no mode",
+            evidence=tuple(Evidence(item.mode, item.reason) for item in outcome.rejections),
             fix=Fix("the bundled model runs here", ("glm53ctl up --model tiny",))
             if outcome.model_name != "tiny"
             else None,

@@ -17,6 +17,7 @@ def doctor(
     gpu: options.GpuOption = None,
     host: options.HostOption = None,
     port: options.PortOption = None,
+    sets: options.SetOption = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="Run only these checks.")
     ] = None,
@@ -54,7 +55,13 @@ def doctor(
         render.emit("\n".join(render.columns(rows, indent="")))
         return
     wanted = choose.PlanOptions(
-        mode=mode, model=model, profile=profile, gpu=gpu, host=host, port=port
+        mode=mode,
+        model=model,
+        profile=profile,
+        gpu=gpu,
+        host=host,
+        port=port,
+        sets=sets,
     )
     report = examiner.examine(
         wanted, this_system(Environ.current()), only=only or (), skip=skip or (), quick=quick

@@ -53,4 +53,8 @@ LoadFormatOption = Annotated[
 InstanceOption = Annotated[
     str | None, typer.Option("--instance", metavar="NAME", help="One of several servers.")
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in `glm53ctl config show`."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

@@ -23,6 +23,7 @@ def plan(
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
     instance: options.InstanceOption = None,
+    sets: options.SetOption = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure link, RAM and CPU first; takes seconds.")
     ] = False,
@@ -69,6 +70,7 @@ def plan(
             engine=engine,
             load_format=load_format,
             instance=instance,
+            sets=sets,
         )
     )
     for warning in situation.profile.warnings:

@@ -29,6 +29,7 @@ def up(
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
     instance: options.InstanceOption = None,
+    sets: options.SetOption = None,
     attach: Annotated[
         bool, typer.Option("--attach", help="Stay and show the log; Ctrl-C stops the server.")
     ] = False,
@@ -67,6 +68,7 @@ def up(
         "engine": engine,
         "load_format": load_format,
         "instance": instance,
+        "sets": sets,
     }
     if dry_run:
         plan_verb.plan(**given, json_=json_)

@@ -115,7 +115,7 @@ def test_T100_a_self_test_that_dies_shows_both_facts(tmp_path):
     assert found["CPU-003"].status is Status.FAIL
     assert "SIGILL" in found["CPU-003"].observed
     assert "avx512f" in found["CPU-003"].observed
-    assert "SIGILL, although the flags say AVX2" in found["FIT-001"].observed
+    assert "SIGILL, although the flags say AVX2" in found["FIT-001"].evidence[0].raw
 
 
 def test_T114_T115_py_cpuinfo_is_never_asked(tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ def test_T026_the_pin_wall_is_probed_and_plans_with_four_fifths_of_it(tmp_path):
     found = answers(system, quick=False)
     assert found["LIM-003"].status is Status.WARN
     assert "614 MiB" in found["LIM-003"].observed
-    assert "only 0.60 GiB can be pinned" in found["FIT-001"].observed
+    assert "only 0.60 GiB can be pinned" in found["FIT-001"].evidence[0].raw
 
 
 @pytest.mark.parametrize(

@@ -254,3 +254,17 @@ def test_T002_a_missing_cdi_file_is_no_business_of_status_and_logs(glm53ctl, ver
     assert code == 3
     assert "Traceback" not in err
     assert "CDI" not in out + err
+
+
+def test_any_setting_can_be_a_flag(glm53ctl, tmp_path):
+    record(tmp_path / "machine", cores=4)
+    fake = {"GLM53_FAKE_ROOT": str(tmp_path / "machine"), "GLM53_MAX_BATCH": "7"}
+    line = "plan --model tiny --json --set limits.max_batch=2 --set cpu.threads=3"
+    body = json.loads(glm53ctl(*line.split(), **fake)[1])
+    assert body["plan"]["limits"]["max_batch"] == 2
+    assert body["plan"]["cpu"]["threads"] == 3
+    assert body["settings"]["limits.max_batch"]["layer"] == "flag"
+    code, _, err = glm53ctl("plan", "--set", "max_batch=2")
+    assert (code, "did you mean 'limits.max_batch'?" in err) == (2, True)
+    code, _, err = glm53ctl("plan", "--set", "limits.max_batch")
+    assert (code, "is not KEY=VALUE" in err) == (2, True)
