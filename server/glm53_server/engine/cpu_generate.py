@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from glm53_server.engine.base import (
@@ -142,18 +143,19 @@ def score(
     if not token_ids:
         return []
     logprobs = logits.log_softmax(-1)
+    own = logprobs.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].tolist()
     best = logprobs.topk(min(top, logprobs.shape[-1]))
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    asked_rows = logprobs[:, list(asked)].tolist() if asked else [()] * len(token_ids)
+    others = logprobs[:, list(asked)].tolist()
     return [
         TokenScore(
             token_id,
-            float(row[token_id]),
+            logprob,
             top=tuple(zip(ids, values, strict=True)),
-            asked=tuple(zip(asked, asked_row, strict=True)),
+            asked=tuple(zip(asked, other, strict=True)),
         )
-        for token_id, row, (ids, values), asked_row in zip(
-            token_ids, logprobs, tops, asked_rows, strict=True
+        for token_id, logprob, (ids, values), other in zip(
+            token_ids, own, tops, others, strict=True
         )
     ]
 
