@@ -237,3 +237,8 @@ def nearest(word: str, known: set[str] | tuple[str, ...]) -> str | None:
     found = difflib.get_close_matches(word, sorted(known), n=5, cutoff=0.7)
     swapped = [item for item in found if sorted(item) == sorted(word)]
     return next(iter(swapped or found), None)
+
+
+def without_hub_telemetry() -> None:
+    """Tell huggingface-hub, before it is imported, to send nothing but requests."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"

@@ -1,0 +1,69 @@
+"""Getting the checkpoint: a pinned revision, downloaded, verified, found again.
+
+`ensure_model` is what `up` calls; it needs no network when everything is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from glm53ctl.errors import ArtifactError
+from glm53ctl.fetch import verify
+from glm53ctl.fetch.catalog import FLASH_RELEASE, Release
+from glm53ctl.fetch.download import Job, download, missing
+from glm53ctl.fetch.lockfile import Lock, read_lock
+from glm53ctl.fetch.store import is_incomplete
+from glm53ctl.render import gigabytes
+
+__all__ = ["FLASH_RELEASE", "Job", "Release", "ensure_model", "is_incomplete", "missing_bytes"]
+
+SMALL_BYTES = 10 * 10**9  # a repair of this size needs no question
+
+
+def ensure_model(
+    job: Job, *, offline: bool, agree: Callable[[int], bool], note: Callable[[str], None]
+) -> Lock | None:
+    """Make sure that the job's folder holds the release; the lock, or None for a foreign folder.
+
+    Quick when it does: sizes and headers are looked at, nothing is fetched. `agree` is asked before a
+    large download, with its bytes. Raises ArtifactError when something is missing and may not be
+    fetched (offline, or not agreed), and what `download` raises.
+    """
+    if not is_incomplete(job.folder):
+        return read_lock(job.folder)
+    count = missing_bytes(job.release, job.folder)
+    if offline:
+        raise ArtifactError(
+            f"{job.release.name} is not complete in {job.folder}, and downloads are off: "
+            f"{_what_is_missing(job.folder)}",
+            hint="without --offline and HF_HUB_OFFLINE: glm53ctl models pull\n"
+            "or take a copy you have: glm53ctl models import /path",
+            error_id="ART-006",
+        )
+    if count > SMALL_BYTES and not agree(count):
+        raise ArtifactError(
+            f"{job.release.name} is not in {job.folder}: {gigabytes(count)} to download",
+            hint="agree with --yes, or download it first: glm53ctl models pull --yes\n"
+            "the bundled model needs no download: glm53ctl up --model tiny",
+            error_id="ART-007",
+        )
+    return download(job, note)
+
+
+def missing_bytes(release: Release, folder: Path) -> int:
+    """Bytes still to fetch, as far as it can be told without the hub."""
+    lock = read_lock(folder)
+    if lock is None:
+        return release.total_bytes
+    return sum(item.size_bytes for item in missing(folder, lock))
+
+
+def _what_is_missing(folder: Path) -> str:
+    lock = read_lock(folder)
+    if lock is None:
+        return "nothing of it is here"
+    problems = verify.quick_problems(folder, lock)
+    words = [f"{item.path} ({item.what})" for item in problems[:3]]
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return ", ".join(words) + more

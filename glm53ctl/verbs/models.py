@@ -1,0 +1,306 @@
+"""`glm53ctl models`: what checkpoints are here, and get, check, take over or remove one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glm53ctl.verbs import options
+
+if TYPE_CHECKING:
+    from glm53ctl.env import Environ, Settings
+    from glm53ctl.fetch import Job
+    from glm53ctl.paths import Paths
+
+app = typer.Typer(help="List, download, check, import or remove checkpoints.", no_args_is_help=True)
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
+
+
+@app.command("list")
+def list_(*, json_: options.JsonOption = False) -> None:
+    """List the checkpoints on this machine, whole or not.
+
+    Examples:
+
+      glm53ctl models list --json
+    """
+    from dataclasses import asdict
+
+    from glm53ctl import render
+
+    found = _stored()
+    if json_:
+        body = [asdict(item) for item in found]
+        render.emit_json({"schema": "glm53ctl.models/1", "ok": True, "models": body})
+        return
+    rows = [(item.name, item.state, render.gigabytes(item.size_bytes), item.path) for item in found]
+    render.emit("\n".join(render.columns(rows, indent="")))
+    for item in found:
+        for problem in item.problems[:5]:
+            render.say(f"  {item.name}: {problem}")
+
+
+@app.command()
+def path(*, json_: options.JsonOption = False) -> None:
+    """Print where GLM-5.3-Flash is or would be."""
+    from glm53ctl import render
+    from glm53ctl.fetch import is_incomplete
+
+    job = _job()
+    if json_:
+        body = {"path": str(job.folder), "complete": not is_incomplete(job.folder)}
+        render.emit_json({"schema": "glm53ctl.model-path/1", "ok": True, **body})
+    else:
+        render.emit(str(job.folder))
+
+
+@app.command()
+def pull(
+    *,
+    yes: YesOption = False,
+    offline: OfflineOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing.")] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Download GLM-5.3-Flash, or what is missing of it. Interrupted: the same command goes on.
+
+    Examples:
+
+      glm53ctl models pull --yes
+
+      GLM53_MODELS_DIR=/mnt/nvme glm53ctl models pull
+    """
+    from glm53ctl import render
+    from glm53ctl.fetch import missing_bytes
+
+    job = _job()
+    count = missing_bytes(job.release, job.folder)
+    if dry_run:
+        text = f"{render.gigabytes(count)} of {render.gigabytes(job.release.total_bytes)} to fetch"
+        render.emit(f"{job.folder}: {text} from {job.release.repo}@{job.release.revision[:12]}")
+        return
+    ensure(job, offline=offline, yes=yes)
+    if json_:
+        body = {"path": str(job.folder), "revision": job.release.revision}
+        render.emit_json({"schema": "glm53ctl.pull/1", "ok": True, **body})
+    else:
+        render.emit(f"complete  {job.folder}")
+
+
+@app.command()
+def verify(
+    *,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="Another checkpoint's directory.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Sizes and headers only.")] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Check every byte of the checkpoint against its lock. Exit code 7 when a file is wrong.
+
+    Examples:
+
+      glm53ctl models verify
+
+      glm53ctl models verify --quick
+    """
+    from glm53ctl import render
+    from glm53ctl.errors import ArtifactError
+
+    job = _job()
+    place = folder or job.folder
+    problems = _problems(place, quick=quick)
+    if json_ and not problems:
+        render.emit_json({"schema": "glm53ctl.verify/1", "ok": True, "path": str(place)})
+    elif not problems:
+        render.emit(f"ok  {place}" + (" (sizes and headers)" if quick else " (every sha256)"))
+    else:
+        raise ArtifactError(
+            f"{place} is not whole:\n" + "\n".join(f"  {item}" for item in problems),
+            hint="glm53ctl models pull fetches these files again, and only these",
+            error_id="ART-004",
+        )
+
+
+@app.command("import")
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="A copy of the checkpoint.")],
+    *,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the files when they are on another disk.")
+    ] = False,
+    json_: options.JsonOption = False,
+) -> None:
+    """Take over a copy that is here already: check it, then link it into the models directory.
+
+    Examples:
+
+      glm53ctl models import /mnt/nas/GLM-5.3-Flash-exl3
+    """
+    from glm53ctl import render
+    from glm53ctl.fetch import store
+    from glm53ctl.fetch.progress import DownloadView, Meter
+
+    job = _job()
+    total = sum(item.stat().st_size for item in source.rglob("*") if item.is_file())
+    meter = Meter(total)
+    view = DownloadView("hash", meter)
+
+    def on_bytes(count: int) -> None:
+        meter.add(count)
+        view.draw("")
+
+    try:
+        lock = store.import_from(job.release, source, job.folder, copy=copy, on_bytes=on_bytes)
+    finally:
+        view.close()
+    if json_:
+        body = {"path": str(job.folder), "size_bytes": lock.total_bytes}
+        render.emit_json({"schema": "glm53ctl.import/1", "ok": True, **body})
+    else:
+        how = "copied" if copy else "linked"
+        render.emit(f"{how}  {len(lock.files)} files into {job.folder}")
+
+
+@app.command()
+def rm(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="As `models list` calls it.")
+    ] = "glm-5.3-flash",
+    *,
+    yes: YesOption = False,
+) -> None:
+    """Remove a downloaded checkpoint. Refused while a server uses it.
+
+    Examples:
+
+      glm53ctl models rm glm-5.3-flash --yes
+    """
+    from glm53ctl import render
+    from glm53ctl.errors import ArtifactError
+    from glm53ctl.fetch import store
+
+    _, paths, _ = _setup()
+    found = {item.name: Path(item.path) for item in _stored() if item.name != "tiny"}
+    if name not in found:
+        raise ArtifactError(
+            f"there is no checkpoint {name!r} to remove",
+            hint="glm53ctl models list shows the names",
+        )
+    if not yes and not _confirm(f"remove {found[name]}?"):
+        raise typer.Abort
+    size_bytes = store.remove(found[name], paths.models_dir, _users(paths, found[name]))
+    render.emit(f"removed  {found[name]} ({render.gigabytes(size_bytes)})")
+
+
+def ensure(job: Job, *, offline: bool, yes: bool) -> None:
+    """`ensure_model` with a terminal: asks there, talks on stderr."""
+    from glm53ctl import fetch, render
+
+    def agree(count: int) -> bool:
+        what = f"download {render.gigabytes(count)} into {job.folder}?"
+        return yes or (sys.stdin.isatty() and _confirm(what))
+
+    offline = offline or job.environ.flag("HF_HUB_OFFLINE")
+    fetch.ensure_model(job, offline=offline, agree=agree, note=lambda text: render.say(f" {text}"))
+
+
+def job_for(settings: Settings, paths: Paths, environ: Environ) -> Job:
+    """The download that these settings ask for."""
+    from glm53ctl import fetch
+
+    folder = settings.model_dir or paths.models_dir / fetch.FLASH_RELEASE.folder
+    return fetch.Job(fetch.FLASH_RELEASE, folder, environ, settings.mirrors)
+
+
+def _job() -> Job:
+    return job_for(*_setup())
+
+
+def _setup() -> tuple[Settings, Paths, Environ]:
+    from glm53ctl import profile
+    from glm53ctl.env import Environ
+
+    environ = Environ.current()
+    found = profile.load({}, environ=environ)
+    return found.settings, profile.paths_for(found, environ), environ
+
+
+def _stored() -> list[Any]:
+    from glm53ctl.fetch import store
+    from glm53ctl.paths import tiny_checkpoint
+
+    settings, paths, environ = _setup()
+    flash = job_for(settings, paths, environ).folder
+    places = store.candidates(paths.models_dir)
+    if flash not in places and flash.is_dir():
+        places.append(flash)
+    named = [("glm-5.3-flash" if place == flash else place.name, place) for place in places]
+    return [store.describe(name, place) for name, place in [("tiny", tiny_checkpoint()), *named]]
+
+
+def _problems(folder: Path, *, quick: bool) -> list[str]:
+    """What is wrong with a folder, as lines. Writes what it learned into the lock."""
+    from glm53ctl.checkpoint import open_checkpoint
+    from glm53ctl.fetch import verify as checks
+    from glm53ctl.fetch.lockfile import read_lock, write_lock
+    from glm53ctl.fetch.progress import DownloadView, Meter
+
+    lock = read_lock(folder)
+    if lock is None:
+        open_checkpoint(folder)
+        return [] if quick else ["no lock to compare with: glm53ctl models pull makes one"]
+    if quick:
+        found = checks.quick_problems(folder, lock)
+    else:
+        meter = Meter(lock.total_bytes)
+        view = DownloadView("hash", meter)
+        on_bytes = _counter(meter.add, lambda: view.draw(""))
+        try:
+            lock, found = checks.full_problems(folder, lock, on_bytes)
+        finally:
+            view.close()
+        for item in found:
+            entry = next(file for file in lock.files if file.path == item.path)
+            lock = lock.with_file(checks.unverified(entry))
+        write_lock(folder, lock)
+    return [f"{item.path}: {item.what}" for item in found]
+
+
+def _counter(add: Callable[[int], None], draw: Callable[[], None]) -> Callable[[int], None]:
+    def on_bytes(count: int) -> None:
+        add(count)
+        draw()
+
+    return on_bytes
+
+
+def _users(paths: Paths, folder: Path) -> tuple[str, ...]:
+    """Names of the running instances whose plan serves this folder."""
+    from glm53ctl import client, starting
+    from glm53ctl.errors import Glm53Error
+    from glm53ctl.plan import read_plan
+
+    found: list[str] = []
+    if not paths.state_dir.is_dir():
+        return ()
+    for item in sorted(paths.state_dir.iterdir()):
+        try:
+            instance = starting.find_instance(paths, item.name)
+            if not client.is_running(instance):
+                continue
+            served = Path(read_plan(instance.plan_path).model.path)
+        except Glm53Error:
+            continue
+        if served.resolve() == folder.resolve():
+            found.append(f"instance {item.name}")
+    return tuple(found)
+
+
+def _confirm(question: str) -> bool:
+    return typer.confirm(question, default=False, err=True)
