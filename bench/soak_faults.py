@@ -27,7 +27,13 @@ SIGNALS = {
     signal.SIGTERM: "quit",
 }
 MIB = 1 << 20
-_HOG = "import sys; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096])"
+# It stands in line right after the child, in case the next one is up before it has ended.
+_HOG = """
+import sys
+open("/proc/self/oom_score_adj", "w").write("900")
+held = bytearray(int(sys.argv[1]))
+held[::4096] = b"x" * len(held[::4096])
+"""
 
 
 def _child(world: World) -> int:

@@ -51,7 +51,7 @@ def tokens_per_s(before: Stats | None, after: Stats | None) -> float | None:
 def status_lines(
     record: Record, stats: Stats | None, rate: float | None, look: Look
 ) -> Iterator[str]:
-    """What `glm53ctl status` prints."""
+    """What `glm53ctl status` prints of the instance itself."""
     yield headline(record, look)
     phase, failure = record["phase"], record["last_failure"]
     if phase == "ready" and stats is not None:
@@ -106,16 +106,21 @@ def _counters(stats: Stats) -> Iterator[str]:
     if found:
         yield "  total    " + ", ".join(found)
     for name, part in stats.items():
-        if isinstance(part, dict):
-            plain = [
-                f"{key} {value}" for key, value in cast("Stats", part).items() if _is_plain(value)
-            ]
+        parts = cast("list[object]", part) if isinstance(part, list) else [part]
+        for item in parts:
+            plain = list(_plain(cast("Stats", item))) if isinstance(item, dict) else []
             if plain:
                 yield f"  {name:<8} " + ", ".join(plain)
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, int | float | str)
+def _plain(part: Stats) -> Iterator[str]:
+    """The numbers and words of one part; rates of hits read as percentages."""
+    for key, value in part.items():
+        words = key.replace("_", " ")
+        if "hit_rate" in key and isinstance(value, int | float):
+            yield f"{words} {value:.0%}"
+        elif isinstance(value, int | float | str):
+            yield f"{words} {value}"
 
 
 def document(record: Record, stats: Stats | None, rate: float | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from glm53ctl.supervisor.classify import (
 from glm53ctl.supervisor.control import Record, serve_control
 from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
 from glm53ctl.supervisor.machine import give_up, step
+from glm53ctl.supervisor.oom import prefer_to_survive, set_score
 from glm53ctl.supervisor.placement import Where
 from glm53ctl.supervisor.placement import judge as judge_placement
 from glm53ctl.supervisor.pulse import PulseReader
@@ -68,6 +69,7 @@ class Supervisor:
         self._watch: Watch | None = None
         self._pulses = PulseReader(plan, policy)
         self._nvml = this_system(Environ(environment)).nvml
+        self._child_score = prefer_to_survive()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._version = 0
@@ -210,6 +212,7 @@ class Supervisor:
             failure = Failure("cannot start", f"the server could not be started: {err}")
             self._post(lifecycle.Exited(time.monotonic(), number, failure))
             return
+        set_score(child.process.pid, self._child_score)
         self._child = child
         loop = asyncio.get_running_loop()
         loop.add_reader(child.pipe.fd, self._on_pipe, child)

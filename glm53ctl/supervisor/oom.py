@@ -1,9 +1,12 @@
-"""The kernel's count of OOM kills in our cgroup: the proof behind "killed by the OOM killer"."""
+"""The OOM killer: its count of kills in our cgroup is proof, and the supervisor asks to be spared."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_SPARED = -900
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +15,24 @@ class OomCount:
 
     kills: int
     source: str
+
+
+def prefer_to_survive() -> int:
+    """Ask the kernel to spare this process when memory runs out; returns the value it had before.
+
+    Lowering needs a privilege; without it nothing changes, and a small process is rarely chosen anyway.
+    """
+    path = Path("/proc/self/oom_score_adj")
+    before = int(path.read_text(encoding="ascii"))
+    with suppress(OSError):
+        path.write_text(str(min(before, _SPARED)), encoding="ascii")
+    return before
+
+
+def set_score(pid: int, score: int) -> None:
+    """Set another process's standing with the OOM killer: a child must not inherit its parent's."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score), encoding="ascii")
 
 
 def count_oom_kills(root: Path = Path("/")) -> OomCount | None:

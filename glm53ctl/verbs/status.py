@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +12,11 @@ import typer
 from glm53ctl.verbs import options
 
 if TYPE_CHECKING:
+    from glm53ctl.host_use import HostUse
+    from glm53ctl.render import Look
     from glm53ctl.supervisor.state import Instance
 
+_UP_AND_CLEAR = "\x1b[F\x1b[2K"
 _SAMPLE_S = 0.5
 
 
@@ -50,21 +55,16 @@ def status(
 def _once(instance: Instance, *, as_json: bool) -> int:
     from glm53ctl import render, status_view
 
-    record = _record(instance)
-    if record is None:
-        record = _never_started(instance)
-    stats = _stats(instance, record)
-    rate = None
-    if stats is not None and stats.get("running"):
+    view = _look_at(instance)
+    if view.stats is not None and view.stats.get("running"):
         time.sleep(_SAMPLE_S)
-        before, stats = stats, _stats(instance, record)
-        rate = status_view.tokens_per_s(before, stats)
+        view = _look_at(instance, view.stats)
     if as_json:
-        render.emit_json(status_view.document(record, stats, rate))
+        render.emit_json(view.document())
     else:
-        for line in status_view.status_lines(record, stats, rate, render.look()):
+        for line in view.lines(render.look()):
             render.emit(line)
-    return status_view.exit_code(record)
+    return status_view.exit_code(view.record)
 
 
 def _watch(instance: Instance, every_s: float, *, as_json: bool) -> None:
@@ -74,40 +74,69 @@ def _watch(instance: Instance, every_s: float, *, as_json: bool) -> None:
     from glm53ctl import render, status_view
 
     look = render.look()
-    before: dict[str, Any] | None = None
+    stats: dict[str, Any] | None = None
     drawn = 0
     while True:
-        record = _record(instance) or _never_started(instance)
-        stats = _stats(instance, record)
-        rate = status_view.tokens_per_s(before, stats)
-        before = stats
+        view = _look_at(instance, stats)
+        stats = view.stats
         if as_json:
-            render.emit(json.dumps(status_view.document(record, stats, rate)))
+            render.emit(json.dumps(view.document()))
         elif look.live:
-            lines = list(status_view.status_lines(record, stats, rate, look))
-            render.emit("\x1b[F\x1b[2K" * drawn + "\n".join(lines))
+            lines = [*view.lines(look), *_events(instance)]
+            render.emit(_UP_AND_CLEAR * drawn + "\n".join(lines))
             drawn = len(lines)
         else:
-            now = status_view.now_words(stats, rate) if stats else "no /stats"
+            now = status_view.now_words(stats, view.rate) if stats else "no /stats"
             stamp = time.strftime("%H:%M:%S")
-            render.emit(f"{stamp}  {status_view.headline(record, look)}  {now}")
+            render.emit(f"{stamp}  {status_view.headline(view.record, look)}  {now}")
         time.sleep(every_s)
 
 
-def _record(instance: Instance) -> dict[str, Any] | None:
-    from glm53ctl import client
+def _events(instance: Instance) -> list[str]:
+    """The supervisor's last lines, under the live view."""
+    from glm53ctl.supervisor import logs
 
-    return client.current(instance)[0]
+    told = [line for line in logs.tail(instance.log_path, 200) if " supervisor: " in line]
+    return [f"  | {line[11:19]}{line.partition(' supervisor')[2][:100]}" for line in told[-3:]]
 
 
-def _stats(instance: Instance, record: dict[str, Any]) -> dict[str, Any] | None:
-    from glm53ctl import status_view
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One look at an instance."""
+
+    record: dict[str, Any]
+    stats: dict[str, Any] | None
+    rate: float | None
+    use: HostUse | None
+
+    def lines(self, look: Look) -> Iterator[str]:
+        from glm53ctl import host_use, status_view
+
+        yield from status_view.status_lines(self.record, self.stats, self.rate, look)
+        if self.use is not None:
+            yield from host_use.lines(self.use)
+
+    def document(self) -> dict[str, Any]:
+        from glm53ctl import status_view
+
+        host = asdict(self.use) if self.use else None
+        return {**status_view.document(self.record, self.stats, self.rate), "host": host}
+
+
+def _look_at(instance: Instance, before: dict[str, Any] | None = None) -> _View:
+    """Ask the supervisor, the server and the machine; `before` is an earlier /stats, for the rate."""
+    from glm53ctl import client, host_use, status_view
+    from glm53ctl.env import Environ
     from glm53ctl.plan import read_plan
     from glm53ctl.supervisor.access import auth_headers
 
+    record = client.current(instance)[0] or _never_started(instance)
     if record["phase"] != "ready":
-        return None
-    return status_view.fetch_stats(record, auth_headers(read_plan(instance.plan_path)))
+        return _View(record, None, None, None)
+    plan = read_plan(instance.plan_path)
+    stats = status_view.fetch_stats(record, auth_headers(plan))
+    use = host_use.read(record, plan, Environ.current())
+    return _View(record, stats, status_view.tokens_per_s(before, stats), use)
 
 
 def _never_started(instance: Instance) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from glm53ctl.env import GIB
+from glm53ctl.host_use import HostUse, lines
 from glm53ctl.render import Look
 from glm53ctl.start_view import amount, duration
 from glm53ctl.status_view import document, exit_code, status_lines, tokens_per_s
@@ -51,6 +53,8 @@ def test_serving():
         "  total    7 requests, 120 completion tokens",
         "  cpu      threads 2, isa avx2",
     ]
+    tiers = {"expert_cache": [{"slots": 1376, "hit_rate": 0.712, "picks_hist": [1]}]}
+    assert shown(SERVING, tiers)[-1] == "  expert_cache slots 1376, hit rate 71%"
     assert exit_code(SERVING) == 0
 
 
@@ -97,6 +101,14 @@ def test_tokens_per_s_needs_two_readings_of_one_server():
     assert tokens_per_s(None, later) is None
     assert tokens_per_s(first, {"read_at_s": 12.0}) is None
     assert tokens_per_s(later, {"completion_tokens": 5, "read_at_s": 14.0}) is None
+
+
+def test_memory_lines():
+    use = HostUse(141 * GIB, 52 * GIB, 24, "RTX 3090", 21 * GIB, 24 * GIB)
+    assert list(lines(use)) == [
+        "  RAM      141.0 GiB ours in 24 threads, 52.0 GiB available",
+        "  VRAM     21.0 GiB of 24.0 GiB used, RTX 3090",
+    ]
 
 
 @pytest.mark.parametrize(
