@@ -1,0 +1,118 @@
+"""The result of one run: a JSON document with a schema, kept with its instance and shareable.
+
+Reading checks the schema and the parts that comparisons and reports need; what scripts measured is
+kept as they wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from glm53ctl.errors import UsageError
+
+SCHEMA = "glm53ctl.bench/1"
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a figure must not be quoted without."""
+
+    cpu: str
+    cores: int
+    ram_bytes: int
+    system: str
+    gpu: str | None = None
+    driver: str | None = None
+    power_limit_w: float | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What was measured. `plan` is the fingerprint of its plan."""
+
+    url: str
+    mode: str | None
+    engine: str | None
+    model: str | None
+    plan: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    name: str
+    why: str
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. Parts that were not measured are None; rates are bytes or tokens per second."""
+
+    created: str
+    version: str
+    command: str
+    seconds: float
+    machine: Machine
+    served: Served
+    measured: Facts
+    verdict: Judged
+    prediction: Facts | None = None
+    panel: Facts | None = None
+    stream: Facts | None = None
+    sweep: Facts | None = None
+    phases: tuple[Facts, ...] = ()
+    samples: tuple[Facts, ...] = ()
+    taints: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str, source: str) -> Result:
+    """Parse a result. Raises UsageError naming the file and the field that does not match."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        body: Any = json.loads(text)
+        found = body.get("schema")
+    except (ValueError, AttributeError) as err:
+        raise UsageError(f"{source} is not a bench result: {err}") from err
+    if found != SCHEMA:
+        raise UsageError(f"{source} has schema {found!r}, this version reads {SCHEMA!r}")
+    try:
+        return TypeAdapter(Result).validate_json(text, extra="forbid")
+    except ValidationError as err:
+        first = err.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{source}: {where}: {first['msg']}") from err
+
+
+def read(path: Path) -> Result:
+    """Raises UsageError when the file cannot be read or is no result."""
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except OSError as err:
+        raise UsageError(f"cannot read {path}: {err.strerror}") from err
+
+
+def saved(folder: Path) -> list[Path]:
+    """Results of an instance, oldest first. `folder` is its state directory."""
+    return sorted((folder / "bench").glob("*.json"))
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Keep a result with its instance; names sort by time."""
+    stamp = result.created.replace(":", "").replace("-", "")[:15]
+    target = folder / "bench"
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path, number = target / f"{stamp}.json", 1
+    while path.exists():
+        path, number = target / f"{stamp}-{number}.json", number + 1
+    path.write_text(result.to_json(), encoding="utf-8")
+    return path

@@ -1,0 +1,126 @@
+"""From numbers to a verdict: quality first, then delivery, then speed against the prediction. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from glm53ctl.plan import Mode
+from glm53ctl.predict import Prediction
+
+OK, QUALITY_FAILED, BURSTY, SLOW, TAINTED = "ok", "quality failed", "bursty", "slow", "tainted"
+SLOW_SHARE = 0.75  # of the low end of the prediction
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a panel must reach: mean KL in nats over the reference's top 20, share of same top-1."""
+
+    mean_kl: float
+    top1: float
+
+
+# A panel is scored by prefill, which the GPU modes compute with stock kernels on the stock bytes.
+EXACT_BAR = Bar(1e-9, 1.0)
+# Another order of float32 additions turns near-ties over.
+CPU_BAR = Bar(1e-4, 0.99)
+# Decoding with the CPU tier, against decoding without it.
+DECODE_BAR = Bar(0.0055, 0.975)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    name: str
+    why: str
+    where: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 for an installation that answers wrongly or in bursts; advice has its own flag."""
+        return 1 if self.name in {QUALITY_FAILED, BURSTY} else 0
+
+    @property
+    def advice(self) -> bool:
+        """True for what --strict turns into exit code 5."""
+        return self.name in {SLOW, TAINTED}
+
+
+def panel_bar(mode: Mode | None) -> Bar:
+    """The bar of a mode; the one of the CPU engine for a server we know nothing about."""
+    return EXACT_BAR if mode in {Mode.EXACT, Mode.FAST} else CPU_BAR
+
+
+def panel_faults(panel: Facts | None, mode: Mode | None) -> tuple[str, ...]:
+    """What is wrong with a panel's score, prompts and positions named; empty when nothing is."""
+    if panel is None:
+        return ()
+    if panel.get("error"):
+        return (str(panel["error"]),)
+    bar = panel_bar(mode)
+    kl, top1 = panel["mean_kl_top20"], panel["top1_agreement"]
+    found: list[str] = []
+    if panel["positions"] < panel["expected_positions"]:
+        found.append(f"{panel['positions']} of {panel['expected_positions']} positions scored")
+    if kl is None:
+        found.append("log-probabilities that are no numbers")
+    elif kl > bar.mean_kl:
+        found.append(f"mean KL {kl:.3g} nats, the bar is {bar.mean_kl:g}")
+    if top1 is None or top1 < bar.top1:
+        found.append(f"top-1 agreement {top1}, the bar is {bar.top1:g}")
+    if found:
+        found += [_worst_words(panel)]
+    return tuple(found)
+
+
+def _worst_words(panel: Facts) -> str:
+    """`worst: prompt 3 (KL 0.8, top-1 0.41), at position 17 of its tokens`."""
+    prompts = cast("list[Facts]", panel["per_prompt"])
+    worst = max(prompts, key=lambda one: float("inf") if one["kl"] is None else one["kl"])
+    kl = "not a number" if worst["kl"] is None else f"{worst['kl']:.3g}"
+    top1 = "none" if worst["top1"] is None else f"{worst['top1']:.3f}"
+    places = cast("list[Facts]", panel["worst"])
+    place = f", worst at position {places[0]['position']} of prompt {places[0]['prompt']}"
+    return f"prompt {worst['i']} most: KL {kl}, top-1 {top1}{place if places else ''}"
+
+
+def decide(
+    *,
+    mode: Mode | None,
+    panel: Facts | None,
+    damaged: tuple[str, ...],
+    stream: Facts | None,
+    decode_tokens_per_s: float | None,
+    prediction: Prediction | None,
+    taints: tuple[str, ...],
+) -> Verdict:
+    """The verdict on one run; parts that were not measured are None."""
+    faults = panel_faults(panel, mode)
+    if faults:
+        return Verdict(QUALITY_FAILED, "; ".join(faults), damaged)
+    if stream is not None and not stream["pass"]:
+        return Verdict(BURSTY, _stream_words(stream), ())
+    quality = "quality not checked: no panel" if panel is None else "quality as expected"
+    if decode_tokens_per_s is None or prediction is None:
+        return Verdict(OK, f"{quality}; no speed to compare with")
+    floor = SLOW_SHARE * prediction.low_tokens_per_s
+    speed = f"{decode_tokens_per_s:.1f} tok/s decode, {prediction.text} predicted"
+    if decode_tokens_per_s >= floor:
+        return Verdict(OK, f"{quality}; {speed}")
+    if taints:
+        return Verdict(TAINTED, f"{quality}; {speed}, but the machine was disturbed", taints)
+    return Verdict(
+        SLOW, f"{quality}; {speed}", (f"the prediction is limited by {prediction.limited_by}",)
+    )
+
+
+def _stream_words(stream: Facts) -> str:
+    if stream.get("error"):
+        return str(stream["error"])
+    late = [one for one in cast("list[Facts]", stream["endpoints"]) if not one["pass"]]
+    return "; ".join(
+        f"{one['endpoint']} delivers in bursts: {one['half_share']:.0%} of the text in the first "
+        f"half, {one['tail_share']:.0%} in the last second"
+        for one in late
+    )
