@@ -24,6 +24,7 @@ from glm53ctl.probes.nvml_child import ASKING
 
 MAX_OUTPUT_BYTES = 1 << 20
 NVML_DEADLINE_S = 2.0
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]  # so that a child finds glm53ctl as we did
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,7 @@ class System:
 
     def nvml(self) -> Mapping[str, Any]:
         """NVML's answers as JSON values, or {"problem": ..., "detail": ...}. See `nvml_child`."""
-        argv = [sys.executable, "-m", "glm53ctl.probes.nvml_child"]
-        result = self.run(argv, deadline_s=NVML_DEADLINE_S)
+        result = self._child("nvml", (), {}, NVML_DEADLINE_S)
         if result.problem == "timeout" and ASKING not in result.err:
             return {"problem": "error", "detail": "the probe did not start in 2 s: a busy machine"}
         if result.problem == "timeout":
@@ -106,15 +106,24 @@ class System:
 
         `what` is h2d, ram, tier or disk; `gpu` is the only card the child may see.
         """
-        argv = [sys.executable, "-m", f"glm53ctl.probes.{what}_child", *arguments]
         extra = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
-        environ = Environ({**self.environ.values, **extra})
-        result = run_command(argv, environ, deadline_s=deadline_s)
+        result = self._child(what, arguments, extra, deadline_s)
         try:
             return cast("Mapping[str, Any]", json.loads(result.out))
         except ValueError:
             lines = result.err.strip().splitlines() or [f"exit code {result.code}"]
             return {"problem": result.problem or lines[-1], "code": result.code}
+
+    def _child(
+        self, what: str, arguments: Sequence[str], extra: Mapping[str, str], deadline_s: float
+    ) -> CommandResult:
+        """Run one of our children. -P: a json.py in the user's folder must not become theirs."""
+        argv = [sys.executable, "-P", "-m", f"glm53ctl.probes.{what}_child", *arguments]
+        values = {**self.environ.values, **extra}
+        values["PYTHONPATH"] = os.pathsep.join(
+            path for path in (str(PACKAGE_ROOT), values.get("PYTHONPATH")) if path
+        )
+        return run_command(argv, Environ(values), deadline_s=deadline_s)
 
     def disk_space(self, folder: Path) -> DiskSpace | None:
         """Space of the file system that holds a folder or its nearest existing ancestor."""

@@ -189,3 +189,12 @@ def test_slices_of_a_divided_card_are_listed_with_their_parent():
 @pytest.mark.parametrize(("number", "version"), [(13000, (13, 0)), (12080, (12, 8)), (None, None)])
 def test_cuda_versions_are_not_floats(number, version):
     assert gpu_probe.cuda_version(number) == version
+
+
+def test_a_module_in_the_users_folder_does_not_shadow_ours(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('shadowed')\n")
+    monkeypatch.chdir(tmp_path)
+    answer = System(Environ({"PATH": "/usr/bin:/bin"})).measure(
+        "disk", "/nonexistent", deadline_s=20
+    )
+    assert answer["problem"] == "/nonexistent: No such file or directory"
