@@ -119,10 +119,16 @@ def transport_words(err: httpx.HTTPError, address: str) -> str:
         host = httpx.URL(address).netloc.decode()
     asked = httpx.URL(address).netloc.decode()
     via = "" if host == asked else f" (where {asked} keeps the data)"
-    kind = "does not answer" if isinstance(err, httpx.TimeoutException) else "cannot be reached"
-    if isinstance(err, httpx.ProxyError):
-        return f"the proxy refused the way to {host}: {err}"
-    return f"{host}{via} {kind}: {err or type(err).__name__}"
+    words = str(err) or type(err).__name__
+    match err:
+        case httpx.ProxyError():
+            return f"the proxy refused the way to {host}: {words}"
+        case httpx.ConnectError() | httpx.ConnectTimeout():
+            return f"{host}{via} cannot be reached: {words}"
+        case httpx.TimeoutException():
+            return f"{host}{via} does not answer: {words}"
+        case _:
+            return f"{host}{via} broke off: {words}"
 
 
 def _list(release: Release, endpoint: Endpoint) -> Lock:

@@ -184,7 +184,7 @@ class Transfer:
         try:
             with self.client.stream("GET", address, headers=headers, timeout=limits) as answer:
                 self._accept(answer, item, part)
-                for chunk in answer.iter_bytes(verify.CHUNK_BYTES):
+                for chunk in answer.iter_raw():  # as it comes: a broken connection loses nothing
                     part.write(chunk)
                     if self.watcher.cancelled.is_set():
                         raise Cancelled
@@ -193,7 +193,7 @@ class Transfer:
                         raise _Again(f"more than its {item.size_bytes} bytes arrived")
         except httpx.ReadTimeout as err:
             have = gigabytes(part.size_bytes)
-            raise _Again(f"no bytes for {self.policy.stall_s:.0f} s at {have}") from err
+            raise _Again(f"no bytes for {self.policy.stall_s:g} s at {have}") from err
         except httpx.HTTPError as err:
             raise _Again(transport_words(err, address)) from err
         if part.size_bytes < item.size_bytes:
