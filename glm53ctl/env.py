@@ -96,9 +96,6 @@ class Settings:
         None, "ram.margin_gib", "GLM53_RAM_MARGIN_GB", "budgets",
         "RAM left to the rest of the machine, GiB", unit=GIB,
     )
-    hugetlb: bool = setting(
-        False, "ram.hugetlb", "GLM53_HUGETLB", "budgets", "place the expert arena in reserved huge pages"
-    )
     tier_cpus: str = setting(
         "auto", "cpu.cpus", "GLM53_CT_CPUS", "cpu.cpus", "CPUs of the compute pool: auto, or a list like 0-7,16"
     )
@@ -133,6 +130,10 @@ class Settings:
     )
     max_queued: int = setting(
         64, "limits.max_queued", "GLM53_MAX_QUEUED", "limits.max_queued", "requests waiting before 429"
+    )
+    max_body_bytes: int = setting(
+        32 << 20, "limits.max_body_mib", "GLM53_MAX_BODY_MB", "limits.max_body_bytes",
+        "largest request body, MiB", unit=1 << 20,
     )
     root: Path | None = setting(
         None, "paths.root", "GLM53_ROOT", "-", "keep models, state and cache below this one directory"

@@ -83,11 +83,13 @@ class Ram:
     limits: tuple[MemoryLimit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
 
-    def usable_bytes(self, *, hugetlb: bool = False) -> int:
-        """What a new process could fill: the tightest of the host and all cgroup levels."""
+    @property
+    def usable_bytes(self) -> int:
+        """What a new process could fill: the tightest of the host and all cgroup levels.
+
+        Reserved huge pages are not in it: nothing of ours takes memory from that pool.
+        """
         host = self.available_bytes + self.zfs_evictable_bytes
-        if hugetlb:
-            host += self.hugepages_free_bytes
         return max(0, min([host, *(limit.headroom_bytes for limit in self.limits)]))
 
     @property

@@ -143,7 +143,7 @@ def ram_budget(
     margin = default_margin if settings.ram_margin_bytes is None else settings.ram_margin_bytes
     budgets = (*consumers, Budget("ram", "margin", margin, "left to the rest of the machine"))
     needed = sum(item.bytes for item in budgets)
-    usable = ram.usable_bytes(hugetlb=settings.hugetlb)
+    usable = ram.usable_bytes
     if needed > usable:
         raise Rejected(
             f"RAM: {needed / GIB:.1f} GiB needed, {usable / GIB:.1f} GiB usable "

@@ -79,8 +79,7 @@ def plan_lines(
 
 
 def _pools(plan: Plan, situation: Situation, look: Look, *, explain: bool) -> Iterator[str]:
-    settings = situation.profile.settings
-    capacity = {"ram": situation.hardware.ram.usable_bytes(hugetlb=settings.hugetlb)}
+    capacity = {"ram": situation.hardware.ram.usable_bytes}
     if plan.gpu:
         free = next(gpu.free_bytes for gpu in situation.hardware.gpus if gpu.uuid == plan.gpu.uuid)
         capacity["vram"] = min(free or 0, plan.gpu.vram_limit_bytes or free or 0)

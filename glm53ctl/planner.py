@@ -240,6 +240,7 @@ def _limits(inputs: _Inputs, cache_tokens: int) -> LimitsPlan:
         cache_tokens=cache_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_queued=settings.max_queued,
+        max_body_bytes=settings.max_body_bytes,
     )
 
 

@@ -16,7 +16,7 @@ def usable(context: Context) -> Finding:
     ram = context.hardware.ram
     if ram.total_bytes == 0:
         return unknown("/proc/meminfo cannot be read")
-    have = ram.usable_bytes(hugetlb=context.profile.settings.hugetlb)
+    have = ram.usable_bytes
     text = f"{have / GIB:.1f} of {ram.total_bytes / GIB:.1f} GiB usable"
     if ram.zfs_evictable_bytes:
         text += f" (incl. {gib(ram.zfs_evictable_bytes)} evictable ZFS ARC)"
@@ -66,14 +66,12 @@ def huge_pages(context: Context) -> Finding:
     parked = ram.hugepages_free_bytes
     if not parked:
         return passed(f"none parked; transparent: {ram.transparent_hugepages or 'unknown'}")
-    if context.profile.settings.hugetlb:
-        return passed(f"{gib(parked)} of reserved huge pages will hold the experts")
     return Finding(
         Status.WARN,
         f"{parked / GIB:.0f} GiB parked in hugepages, which nothing else can use",
         fix=Fix(
-            "use them, or release them",
-            ("GLM53_HUGETLB=1 glm53ctl up", "sudo sysctl vm.nr_hugepages=0"),
+            "release them; the experts use transparent huge pages, which need no reservation",
+            ("sudo sysctl vm.nr_hugepages=0",),
             needs_root=True,
         ),
         numbers={"parked_bytes": parked},

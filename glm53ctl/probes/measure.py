@@ -58,7 +58,7 @@ def _link(
 def _memory(
     system: System, hardware: Hardware, rates: Measured, missing: list[tuple[str, str]]
 ) -> Measured:
-    if hardware.ram.usable_bytes() < RAM_FREE_BYTES:
+    if hardware.ram.usable_bytes < RAM_FREE_BYTES:
         missing.append(("RAM rate", "less than 4 GiB of RAM is usable"))
         return rates
     answer = system.measure("ram", _cpus(hardware.cpu), deadline_s=RAM_DEADLINE_S)

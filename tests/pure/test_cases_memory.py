@@ -28,7 +28,7 @@ def test_T010_page_cache_inside_a_limit_is_headroom(tmp_path):
         memory_current=f"{195 * GIB}\n",
         memory_stat=f"inactive_file {180 * GIB}\nactive_file {5 * GIB}\nfile_dirty 0\n",
     )
-    assert ram.probe(system).usable_bytes() == 190 * GIB
+    assert ram.probe(system).usable_bytes == 190 * GIB
 
 
 def test_T011_a_group_without_a_limit_is_skipped(tmp_path):
@@ -36,13 +36,13 @@ def test_T011_a_group_without_a_limit_is_skipped(tmp_path):
     cgroup_v2(tmp_path, "/app", memory_max="max\n", memory_current=f"{28 * GIB}\n")
     found = ram.probe(system)
     assert found.limits == ()
-    assert found.usable_bytes() == 29 * GIB
+    assert found.usable_bytes == 29 * GIB
 
 
 def test_T013_the_group_that_limits_is_named(tmp_path):
     system = record(tmp_path, total_gib=256, available_gib=200, gpus=[gpu()])
     cgroup_v2(tmp_path, "/docker/4f2a", memory_max="8589934592\n", memory_current="0\n")
-    assert ram.probe(system).usable_bytes() == 8 * GIB
+    assert ram.probe(system).usable_bytes == 8 * GIB
     outcome = choose.decide(choose.survey(choose.PlanOptions(), system=system))
     assert outcome.plan is None
     assert "8.0 GiB usable (limited by /docker/4f2a)" in outcome.rejections[0].reason
@@ -54,7 +54,7 @@ def test_an_ancestor_limits_as_well_as_the_innermost_group(tmp_path):
     cgroup_v2(tmp_path, "/user.slice/me.scope", memory_max="max\n", memory_current="0\n")
     put(tmp_path, "/sys/fs/cgroup/user.slice/memory.max", f"{16 * GIB}\n")
     put(tmp_path, "/sys/fs/cgroup/user.slice/memory.current", f"{4 * GIB}\n")
-    assert ram.probe(system).usable_bytes() == 12 * GIB
+    assert ram.probe(system).usable_bytes == 12 * GIB
     assert ram.probe(system).limiter == "/user.slice"
 
 
@@ -68,7 +68,7 @@ def test_T013b_a_hybrid_hierarchy_uses_v1_and_knows_its_no_limit(tmp_path):
     assert found.limiter == "this machine"
     put(tmp_path, "/sys/fs/cgroup/memory/grp/memory.limit_in_bytes", f"{8 * GIB}\n")
     put(tmp_path, "/sys/fs/cgroup/memory/grp/memory.usage_in_bytes", f"{GIB}\n")
-    assert ram.probe(system).usable_bytes() == 7 * GIB
+    assert ram.probe(system).usable_bytes == 7 * GIB
 
 
 ARC = "name type data\nsize 4 {size}\nc_min 4 {least}\n"
@@ -77,7 +77,7 @@ ARC = "name type data\nsize 4 {size}\nc_min 4 {least}\n"
 def test_T014_evictable_zfs_cache_counts_as_usable(tmp_path):
     system = record(tmp_path, total_gib=256, available_gib=120)
     put(tmp_path, "/proc/spl/kstat/zfs/arcstats", ARC.format(size=100 * GIB, least=8 * GIB))
-    assert ram.probe(system).usable_bytes() == 212 * GIB
+    assert ram.probe(system).usable_bytes == 212 * GIB
     found = answers(system)
     assert "incl. 92.0 GiB evictable ZFS ARC" in found["RAM-001"].observed
     assert found["RAM-005"].fix is not None
@@ -91,24 +91,24 @@ def test_T015_filling_the_zfs_cache_does_not_change_the_verdict(tmp_path):
     put(after.root, "/proc/spl/kstat/zfs/arcstats", ARC.format(size=137 * GIB, least=8 * GIB))
     verdicts = [answers(system)["RAM-001"].status for system in (before, after)]
     assert verdicts[0] is verdicts[1] is Status.PASS
-    assert ram.probe(before).usable_bytes() == ram.probe(after).usable_bytes()
+    assert ram.probe(before).usable_bytes == ram.probe(after).usable_bytes
 
 
 def test_zfs_cache_of_the_host_is_not_ours_in_lxc(tmp_path):
     system = record(tmp_path, total_gib=256, available_gib=120)
     put(tmp_path, "/proc/spl/kstat/zfs/arcstats", ARC.format(size=100 * GIB, least=8 * GIB))
     put(tmp_path, "/proc/self/mountinfo", "1 1 0:1 / /proc/meminfo rw - fuse.lxcfs lxcfs rw\n")
-    assert ram.probe(system).usable_bytes() == 120 * GIB
+    assert ram.probe(system).usable_bytes == 120 * GIB
 
 
-def test_T016_reserved_huge_pages_count_only_for_a_plan_that_uses_them(tmp_path):
+def test_T016_reserved_huge_pages_are_named_and_not_counted_as_no_plan_uses_them(tmp_path):
     system = record(tmp_path, total_gib=256, available_gib=60)
     base = "/sys/kernel/mm/hugepages/hugepages-2048kB"
     put(tmp_path, f"{base}/free_hugepages", "65536\n")
     put(tmp_path, f"{base}/resv_hugepages", "0\n")
     found = ram.probe(system)
-    assert found.usable_bytes(hugetlb=True) == 188 * GIB
-    assert found.usable_bytes() == 60 * GIB
+    assert found.hugepages_free_bytes == 128 * GIB
+    assert found.usable_bytes == 60 * GIB
     assert "128 GiB parked in hugepages" in answers(system)["RAM-003"].observed
 
 
