@@ -231,6 +231,14 @@ def test_T052_two_ups_at_once_start_one_server(shell: Shell):
     assert shell.record()["phase"] == "ready"
 
 
+def test_two_instances_do_not_know_each_other(shell: Shell):
+    assert shell.up().returncode == 0
+    assert shell.up("--instance", "two", port=free_port()).returncode == 0
+    assert shell("down", "--instance", "two").returncode == 0
+    assert shell("status", "--instance", "two").returncode == 3
+    assert shell("status").returncode == 0
+
+
 def test_attached_up_stops_on_ctrl_c(shell: Shell):
     with shell.start("up", *SCRIPTED, "--port", str(shell.port), "--attach") as process:
         wait_until(lambda: (shell.folder / "lock").exists())
