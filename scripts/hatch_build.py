@@ -37,10 +37,10 @@ class KernelBuildHook(BuildHookInterface):
 def _build_stale_libraries(root: Path) -> None:
     sys.path.insert(0, str(root / "kernels"))
     try:
-        from glm53_kernels.build import build
+        from glm53_kernels.build import build, wanted
         from glm53_kernels.sources import TARGETS, is_stale
     finally:
         sys.path.pop(0)
     for target in TARGETS:
-        if is_stale(target):
+        if wanted(target) and is_stale(target):
             build(target)

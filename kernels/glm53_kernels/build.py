@@ -57,8 +57,13 @@ def _compiler(target: Target) -> str:
             return found
     raise KernelBuildFailed(
         f"no compiler for {target.library}: looked for {', '.join(target.compilers)}",
-        hint="apt install g++",
+        hint="install the CUDA toolkit" if target.optional else "apt install g++",
     )
+
+
+def wanted(target: Target) -> bool:
+    """False for an optional library whose compiler this host lacks."""
+    return not target.optional or any(shutil.which(name) for name in target.compilers)
 
 
 def _run(command: Sequence[str]) -> None:
@@ -86,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for target in TARGETS:
             if options.if_stale and not options.sanitize and not is_stale(target):
+                continue
+            if not wanted(target) or (options.sanitize and target.optional):
                 continue
             library = build(target, sanitize=options.sanitize)
             sys.stderr.write(f"built {library}\n")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from .sources import CUDA, LIB, have_sources, is_stale
+
 ABI_VERSION = 2
 COUNTERS = ("hits", "misses", "admitted", "evictions", "no_victim", "invalid", "steps", "bad")
 MAX_PICKS = 256
-LIBRARY = Path(__file__).parent / "_lib" / "libglm53_cuda.so"
+LIBRARY = LIB / CUDA.library
 
 
 class CudaKernelError(RuntimeError):
@@ -71,6 +73,8 @@ class CudaKernels:
     """One loaded libglm53_cuda.so. Methods only enqueue work; none synchronises or allocates."""
 
     def __init__(self, library: Path = LIBRARY) -> None:
+        if library == LIBRARY and library.exists() and have_sources() and is_stale(CUDA):
+            raise CudaKernelError(f"{library} was not built from these sources: run `make kernels`")
         try:
             self._lib = ctypes.CDLL(str(library))
         except OSError as err:

@@ -26,6 +26,17 @@ _FLAGS = (
     "-Wextra",
     "-Werror",
 )
+# Machine code for the cards people have, and PTX of the newest for those to come.
+_CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100", "120")
+_CUDA_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-Xcompiler=-fPIC,-Wall",
+    "-cudart=static",
+    "--threads=2",
+    *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in _CUDA_ARCHITECTURES),
+    f"-gencode=arch=compute_{_CUDA_ARCHITECTURES[-1]},code=compute_{_CUDA_ARCHITECTURES[-1]}",
+)
 _HASH_MARK = b"glm53-source:"
 
 
@@ -38,6 +49,7 @@ class Target:
     compilers: tuple[str, ...]
     suffix: str
     flags: tuple[str, ...]
+    optional: bool = False  # built only where its compiler is
 
     @property
     def library(self) -> str:
@@ -45,7 +57,15 @@ class Target:
 
 
 CPU = Target("cpu", ("abi.h", "core/*", "cpu/*"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
-TARGETS = (CPU,)
+CUDA = Target(
+    "cuda",
+    ("core/clock.h", "core/mailbox.h", "core/host_device.h", "cuda/*"),
+    ("nvcc",),
+    ".cu",
+    _CUDA_FLAGS,
+    optional=True,
+)
+TARGETS = (CPU, CUDA)
 
 
 def have_sources() -> bool:

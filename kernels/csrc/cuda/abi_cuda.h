@@ -55,6 +55,7 @@ typedef struct {
 } glm53_step;
 
 const char* glm53_cuda_last_error(void);
+const char* glm53_cuda_build_id(void);
 uint32_t glm53_cuda_abi_version(void);
 uint32_t glm53_cuda_sizeof_residency(void);
 uint32_t glm53_cuda_sizeof_step(void);

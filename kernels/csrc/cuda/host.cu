@@ -20,6 +20,11 @@ int check_launch(const char* what) { return check(cudaGetLastError(), what); }
 using namespace glm53;
 
 extern "C" const char* glm53_cuda_last_error(void) { return last_error; }
+#ifndef GLM53_SOURCE_HASH
+#error "build with python -m glm53_kernels.build: it passes the hash of the sources"
+#endif
+
+extern "C" const char* glm53_cuda_build_id(void) { return "glm53-source:" GLM53_SOURCE_HASH; }
 extern "C" uint32_t glm53_cuda_abi_version(void) { return GLM53_CUDA_ABI_VERSION; }
 extern "C" uint32_t glm53_cuda_sizeof_residency(void) { return sizeof(glm53_residency); }
 extern "C" uint32_t glm53_cuda_sizeof_step(void) { return sizeof(glm53_step); }

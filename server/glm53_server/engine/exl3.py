@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from glm53_kernels import CpuKernels, KernelError
 from glm53_kernels.cuda import CudaKernelError, CudaKernels
 from glm53_server.engine.base import (
     Done,
@@ -22,16 +23,18 @@ from glm53_server.engine.cpu_generate import Bounds
 from glm53_server.engine.cpu_worker import Job
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory
-from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, detach, load_model
+from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, load_model
 from glm53_server.engine.exl3_session import Session
-from glm53_server.engine.exl3_tiers import VramBudget, build_tiers
+from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
 from glm53_server.engine.exl3_worker import Exl3Worker
 from glm53_server.moe.arena import PinRefused
+from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.routing_trace import RoutingTrace, TraceSpec
+from glm53_server.moe.split import LaneCosts, SplitState
 from glm53ctl.checkpoint import open_checkpoint
 from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
-from glm53ctl.plan import EngineName, GpuPlan, Plan
+from glm53ctl.plan import CpuTierPlan, EngineName, Plan
 
 
 class GpuUnusable(StartFailed):
@@ -64,7 +67,11 @@ class Exl3Engine:
 
     @property
     def state(self) -> EngineState:
-        return EngineState.READY if self._worker.alive else EngineState.LOST
+        if not self._worker.alive:
+            return EngineState.LOST
+        tiers = self._session.tiers
+        degraded = tiers is not None and tiers.cpu_lane is not None and not tiers.cpu_lane.enabled
+        return EngineState.DEGRADED if degraded else EngineState.READY
 
     @property
     def steps(self) -> int:
@@ -114,8 +121,11 @@ class Exl3Engine:
             "tokens_per_s": round(counters.recent_tokens_per_s(), 2),
             "lost": self._worker.lost,
         }
+        tiers = self._session.tiers
         if self._session.tier_stats is not None:
             body["expert_cache"] = [self._session.tier_stats]
+        if tiers is not None and tiers.cpu_lane is not None:
+            body["cpu_tier"] = tiers.cpu_lane.stats()
         return body
 
     async def close(self) -> None:
@@ -124,14 +134,13 @@ class Exl3Engine:
         self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))
         await ended.wait()
         self._worker.join()
-        detach(self._session.loaded)
+        self._session.close()
 
 
 def load(plan: Plan, progress: Progress) -> Exl3Engine:
     """Load plan.model on plan.gpu. Raises BadModel, GpuUnusable, UnsupportedRuntime or MemoryError."""
     started = time.monotonic()
-    gpu = plan.gpu
-    if gpu is None:
+    if plan.gpu is None:
         raise UsageError("a plan for the exl3 engine needs a gpu section")
     try:
         spec = DummySpec.parse(plan.model.load_format)
@@ -142,8 +151,8 @@ def load(plan: Plan, progress: Progress) -> Exl3Engine:
     try:
         kernels = CudaKernels() if tiered else None
         loaded = load_model(options, kernels, progress)
-        tiers = _tiers(loaded, kernels, gpu, spec) if kernels is not None else None
-    except (CudaKernelError, UnsupportedExllamav3) as err:
+        tiers = _tiers(loaded, kernels, plan, spec) if kernels is not None else None
+    except (CudaKernelError, KernelError, UnsupportedExllamav3) as err:
         raise UnsupportedRuntime(
             str(err), hint="pip install 'glm53ctl[cuda]' and `make kernels`"
         ) from err
@@ -192,21 +201,34 @@ def _options(plan: Plan, spec: DummySpec | None) -> LoadOptions:
 
 
 def _tiers(
-    loaded: LoadedModel, kernels: CudaKernels, gpu: GpuPlan, spec: DummySpec | None
+    loaded: LoadedModel, kernels: CudaKernels, plan: Plan, spec: DummySpec | None
 ) -> ExpertTiers:
-    override = None
+    gpu, tier = plan.gpu, plan.cpu_tier
     assert loaded.arena is not None
+    assert gpu is not None
+    override = None
     if spec is not None:
         layout = loaded.arena.layout
-        override = RoutingTrace(
-            TraceSpec(layers=layout.layers, experts=layout.experts, picks=8), loaded.device
-        )
+        trace = TraceSpec(layers=layout.layers, experts=layout.experts, picks=8)
+        override = RoutingTrace(trace, loaded.device)
     budget = VramBudget(
         gpu.reserve_bytes, gpu.elastic_bytes, gpu.stage_bytes, gpu.vram_limit_bytes, gpu.cache_slots
     )
     try:
-        return build_tiers(loaded, kernels, budget, override)
+        lane = None if tier is None else _cpu_lane(loaded, kernels, plan, tier)
+        tiers = build_tiers(loaded, kernels, budget, override, cpu_lane=lane)
     except RuntimeError as err:
         if "out of memory" in str(err).lower():
             raise MemoryError(f"VRAM was taken after sizing: {err}") from err
         raise BadModel(f"{loaded.config.directory}: {err}") from err
+    if lane is not None and tier is not None:
+        set_split(lane, tiers.residency, tier)
+    return tiers
+
+
+def _cpu_lane(loaded: LoadedModel, kernels: CudaKernels, plan: Plan, tier: CpuTierPlan) -> CpuLane:
+    pool = CpuKernels(
+        threads=plan.cpu.threads, cpus=plan.cpu.cpus[: plan.cpu.threads], precision="fast"
+    )
+    start = SplitState(LaneCosts(2e-4, 2e-4, 5e-5), 0.5, frozen=tier.frozen_split)
+    return build_cpu_lane(loaded, kernels, pool, start)

@@ -28,7 +28,7 @@ from glm53_server.engine.base import (
     Tokens,
     TokenScore,
 )
-from glm53_server.engine.exl3_model import LoadedModel
+from glm53_server.engine.exl3_model import LoadedModel, detach
 from glm53_server.engine.exl3_stats import tier_stats
 from glm53_server.moe.layer import ExpertTiers
 
@@ -162,6 +162,7 @@ class Session:
                 f"the prompt has {len(request.prompt_ids)} tokens; the cache holds {self.loaded.cache.max_num_tokens}",
                 status=400, code="context_length_exceeded", param="prompt",
             )  # fmt: skip
+        self._recover_lane()
         max_new = min(request.max_tokens, room)
         job = Job(
             input_ids=torch.tensor([request.prompt_ids], dtype=torch.long),
@@ -197,6 +198,10 @@ class Session:
             )
         results = self._generator.iterate()
         self._refresh_stats()
+        if self._lane_failed():
+            return self._fail_all(
+                EngineError("the CPU tier did not answer in time; the engine goes on without it")
+            )
         if bool(self._nan.item()):
             self._nan.zero_()
             return self._fail_all(EngineError("the model produced NaN logits", code="nan_logits"))
@@ -209,6 +214,20 @@ class Session:
                 if result["eos"]:
                     self._running.pop(request_id, None)
         return events
+
+    def _lane_failed(self) -> bool:
+        """Switch a CPU tier off that timed out; the engine goes on in exact mode."""
+        lane = self.tiers.cpu_lane if self.tiers is not None else None
+        if lane is None or not lane.failed:
+            return False
+        lane.enabled = False
+        return True
+
+    def _recover_lane(self) -> None:
+        """Between requests, try a CPU tier again that was switched off."""
+        lane = self.tiers.cpu_lane if self.tiers is not None else None
+        if lane is not None and not lane.enabled and not self._running:
+            lane.recover()
 
     def _refresh_stats(self) -> None:
         now = time.monotonic()
@@ -270,8 +289,17 @@ class Session:
         self._generator.clear_queue()
         self._generator = self._new_generator()
 
-    def running_ids(self) -> list[str]:
-        return list(self._running)
+    def close(self) -> None:
+        """Give everything back. The engine thread has ended."""
+        self._running.clear()
+        self._generator.clear_queue()
+        torch.cuda.synchronize(self.loaded.device)
+        detach(self.loaded)
+        if self.tiers is not None and self.tiers.cpu_lane is not None:
+            self.tiers.cpu_lane.close()
+        self.loaded.model.unload()
+        if self.loaded.arena is not None:
+            self.loaded.arena.close()
 
     @torch.inference_mode()
     def score(self, request: GenRequest) -> PromptScores:

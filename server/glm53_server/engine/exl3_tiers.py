@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +16,14 @@ from glm53_server.engine.exl3_model import (
     moe_blocks,
     tables_of,
 )
+from glm53_server.moe.calibrate import calibrate
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers, RouteOverride
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.slots import SlotMemory, plan_slots
-from glm53_server.moe.split import SplitState
+from glm53_server.moe.split import SplitState, balanced_share
+from glm53ctl.plan import CpuTierPlan
 
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
 
@@ -94,3 +96,14 @@ def build_cpu_lane(
     blocks = moe_blocks(loaded)
     scales = [expert_scales(block) for block in blocks]
     return CpuLane(loaded.arena, scales, expert_shape(blocks[0]), pool, kernels, split)
+
+
+def set_split(lane: CpuLane, residency: Residency, tier: CpuTierPlan) -> None:
+    """Calibrate the lane, or take the CPU's rate from the plan; freeze the split if it says so."""
+    with torch.inference_mode():
+        found = calibrate(lane, residency, lambda: None)
+    costs = found.costs
+    if tier.bandwidth_bytes_per_s is not None:
+        costs = replace(costs, cpu_s=residency.layout.record_bytes / tier.bandwidth_bytes_per_s)
+    share = balanced_share(costs, 4.0, 4.0)
+    lane.split = SplitState(costs, share, frozen=tier.frozen_split)
