@@ -101,8 +101,12 @@ class _ContentScores:
                 taken.append(self.pending.popleft().score)
             elif head.text.startswith(self.surplus):
                 break
-            else:  # its text was trimmed
+            else:  # its newlines were trimmed, or it was markup
+                trimmed = head.text.lstrip("\n")
                 self.pending.popleft()
+                if trimmed and self.surplus.startswith(trimmed):
+                    self.surplus = self.surplus[len(trimmed) :]
+                    taken.append(head.score)
         return tuple(taken)
 
 
@@ -184,8 +188,8 @@ class ChoicePipeline:
         if parser is None:
             text = piece.value if isinstance(piece, Marker) else piece
             return self._text(self._stop.feed(text))
-        if score is not None and parser.in_content and isinstance(piece, str):
-            self._scores.add(score, piece)
+        if score is not None and parser.may_be_content and token_id not in self._request.stop_ids:
+            self._scores.add(score, piece.value if isinstance(piece, Marker) else piece)
         return self._after_parser(parser.feed((piece,)))
 
     def _after_parser(self, parsed: Iterable[ParserEvent]) -> list[OutputEvent]:
@@ -198,6 +202,7 @@ class ChoicePipeline:
                     events += self._text(self._stop.feed(text))
                 case CallStart():
                     events += self._text(self._stop.flush())  # a match never spans a call
+                    self._scores.pending.clear()
                     events.append(event)
                 case CallEnd():
                     self._one_call_done = self._options.one_call

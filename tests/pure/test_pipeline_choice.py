@@ -61,7 +61,7 @@ def view(found):
     return found.text, found.reasoning, calls, found.finish, found.scores
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     words=st.lists(st.sampled_from(WORDS), max_size=24),
     sizes=st.lists(st.integers(1, 6), max_size=60),
@@ -78,8 +78,7 @@ def test_the_answer_is_independent_of_the_grouping(words, sizes, stop, reason, o
     assert view(answer(ids, sizes, **how)) == view(singly)
     joined = b"".join(TOKENIZER.bytes_of(score.token_id) for score in singly.scores).decode()
     if not stop and not singly.calls:
-        # Newlines before the content and a stray marker have no scores; the rest is the content.
-        assert singly.text.replace(joined, "") == "" or "<" in singly.text
+        assert joined.lstrip("\n") == singly.text
 
 
 def test_ids_beyond_the_budget_are_cut():

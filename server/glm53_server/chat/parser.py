@@ -73,9 +73,9 @@ class OutputParser:
         self._open = False
 
     @property
-    def in_content(self) -> bool:
-        """True while plain text goes to the content."""
-        return self._state is _State.CONTENT
+    def may_be_content(self) -> bool:
+        """True while what comes next can end up in the content."""
+        return self._state in {_State.CONTENT, _State.HEAD}
 
     @property
     def in_reasoning(self) -> bool:
