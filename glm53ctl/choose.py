@@ -13,6 +13,7 @@ from glm53ctl import profile as profiles
 from glm53ctl.checkpoint import FLASH, ModelFacts, facts, open_checkpoint
 from glm53ctl.env import Environ, Settings
 from glm53ctl.errors import ArtifactError
+from glm53ctl.fetch import is_incomplete
 from glm53ctl.gpu_select import select_gpu
 from glm53ctl.hardware import Hardware
 from glm53ctl.paths import FLASH_FOLDER, Paths, tiny_checkpoint
@@ -40,6 +41,7 @@ class PlanOptions:
     engine: str | None = None
     instance: str | None = None
     max_batch: int | None = None
+    cache_tokens: int | None = None
     load_format: str | None = None
     profile: str | None = None  # a profile's name or file, not a setting itself
     sets: Sequence[str] | None = None  # --set KEY=VALUE, any setting by its key
@@ -98,7 +100,8 @@ def decide(situation: Situation) -> Outcome:
 def find_model(settings: Settings, paths: Paths) -> Model:
     """The checkpoint the settings name, inspected from headers only.
 
-    A missing GLM-5.3-Flash is not an error yet: its sizes are known, so it can be planned for.
+    A missing or incomplete GLM-5.3-Flash is not an error yet: its sizes are known, so it can be
+    planned for.
     Raises BadModel for a directory that is not a checkpoint.
     """
     name = settings.model
@@ -108,7 +111,7 @@ def find_model(settings: Settings, paths: Paths) -> Model:
         return Model(_inspect(tiny_checkpoint(), TINY_NAME), path=str(tiny_checkpoint()))
     if name == FLASH_NAME:
         folder = settings.model_dir or paths.models_dir / FLASH_FOLDER
-        if folder.is_dir():
+        if not is_incomplete(folder):
             return Model(_inspect(folder, FLASH_NAME), path=str(folder))
         return Model(FLASH, path=str(folder), present=False)
     folder = Path(name).expanduser()

@@ -27,7 +27,7 @@ def checkpoint(context: Context) -> Finding:
         f"{context.model.facts.name} is not in {context.model.path} yet",
         fix=Fix(
             f"download it ({gigabytes(FLASH_BYTES)}), or name the folder that has it",
-            ("glm53ctl models download", "glm53ctl up --model /path/to/checkpoint"),
+            ("glm53ctl models pull", "glm53ctl up --model /path/to/checkpoint"),
         ),
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from glm53ctl.errors import ArtifactError
 from glm53ctl.fetch import verify
 from glm53ctl.fetch.catalog import FLASH_RELEASE, Release
-from glm53ctl.fetch.download import Job, download, missing
+from glm53ctl.fetch.job import Job
 from glm53ctl.fetch.lockfile import Lock, read_lock
 from glm53ctl.fetch.store import is_incomplete
 from glm53ctl.render import gigabytes
@@ -48,6 +48,8 @@ def ensure_model(
             "the bundled model needs no download: glm53ctl up --model tiny",
             error_id="ART-007",
         )
+    from glm53ctl.fetch.download import download  # HTTP, which the quick look does without
+
     return download(job, note)
 
 
@@ -56,7 +58,7 @@ def missing_bytes(release: Release, folder: Path) -> int:
     lock = read_lock(folder)
     if lock is None:
         return release.total_bytes
-    return sum(item.size_bytes for item in missing(folder, lock))
+    return sum(item.size_bytes for item in verify.missing(folder, lock))
 
 
 def _what_is_missing(folder: Path) -> str:

@@ -11,38 +11,22 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import httpx
 
-from glm53ctl.env import Environ
 from glm53ctl.errors import ArtifactError, Conflict
 from glm53ctl.fetch import hub, verify
-from glm53ctl.fetch.catalog import Release
-from glm53ctl.fetch.lockfile import Lock, LockedFile, read_lock, write_lock
+from glm53ctl.fetch.job import Job, Policy
+from glm53ctl.fetch.lockfile import PARTIAL, Lock, LockedFile, read_lock, write_lock
 from glm53ctl.fetch.progress import DownloadView, Meter
 from glm53ctl.fetch.space import SPARE_BYTES, check_room
-from glm53ctl.fetch.transfer import Policy, Transfer, Watcher
-from glm53ctl.probes.system import DiskSpace, System
+from glm53ctl.fetch.transfer import Transfer, Watcher
 from glm53ctl.supervisor.state import try_lock
 
-PARTIAL = ".glm53-partial"
 _TICK_S = 0.2
 _ROOM_CHECK_BYTES = 10 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What to bring where, and how."""
-
-    release: Release
-    folder: Path
-    environ: Environ
-    mirrors: tuple[str, ...] = ()
-    policy: Policy = field(default_factory=Policy)
-    disk: Callable[[Path], DiskSpace | None] = field(default_factory=lambda: System().disk_space)
 
 
 def download(job: Job, note: Callable[[str], None]) -> Lock:
@@ -58,7 +42,7 @@ def download(job: Job, note: Callable[[str], None]) -> Lock:
         )
         lock = merge(read_lock(job.folder), listed)
         write_lock(job.folder, lock)
-        work = missing(job.folder, lock)
+        work = verify.missing(job.folder, lock)
         partial = _partial_bytes(job.folder, work)
         to_fetch = sum(item.size_bytes for item in work if _absent(job.folder, item)) - partial
         _check_room(job, lock, to_fetch, len(work))
@@ -80,12 +64,6 @@ def merge(old: Lock | None, listed: Lock) -> Lock:
         if known is not None and same and item.sha256 in {None, known.sha256}:
             lock = lock.with_file(known)
     return lock
-
-
-def missing(folder: Path, lock: Lock) -> list[LockedFile]:
-    """Files that are not there, not whole or not verified; the largest first."""
-    found = [item for item in lock.files if verify.quick_problem(folder, item) is not None]
-    return sorted(found, key=lambda item: -item.size_bytes)
 
 
 def _absent(folder: Path, item: LockedFile) -> bool:

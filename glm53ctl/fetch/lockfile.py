@@ -14,6 +14,7 @@ from typing import Any, cast
 from glm53ctl.supervisor.state import write_atomic
 
 LOCK_NAME = "glm53-lock.json"
+PARTIAL = ".glm53-partial"  # the folder inside where files arrive
 SCHEMA = "glm53ctl.lock/1"
 
 

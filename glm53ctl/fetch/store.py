@@ -12,8 +12,7 @@ from glm53ctl.checkpoint import open_checkpoint
 from glm53ctl.errors import ArtifactError, BadModel, Conflict
 from glm53ctl.fetch import verify
 from glm53ctl.fetch.catalog import Release
-from glm53ctl.fetch.download import PARTIAL
-from glm53ctl.fetch.lockfile import LOCK_NAME, Lock, LockedFile, read_lock, write_lock
+from glm53ctl.fetch.lockfile import LOCK_NAME, PARTIAL, Lock, LockedFile, read_lock, write_lock
 
 _DISK_HINT = "choose another place: GLM53_MODELS_DIR=/path"
 

@@ -18,24 +18,12 @@ import httpx
 from glm53ctl.errors import ArtifactError
 from glm53ctl.fetch import verify
 from glm53ctl.fetch.hub import retry_after_s, transport_words
+from glm53ctl.fetch.job import Policy
 from glm53ctl.fetch.lockfile import LockedFile
 from glm53ctl.render import gigabytes
 
 _FLUSH_BYTES = 256 << 20
 _RESUME = "what has arrived is kept; go on with: glm53ctl models pull"
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How patient a download is. A stall is a connection that brings no byte for `stall_s`."""
-
-    workers: int = 4
-    stall_s: float = 120.0
-    connect_s: float = 15.0
-    retries: int = 5
-    backoff_first_s: float = 1.0
-    backoff_cap_s: float = 60.0
-    longest_wait_s: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)

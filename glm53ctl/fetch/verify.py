@@ -48,6 +48,12 @@ def quick_problem(folder: Path, item: LockedFile) -> str | None:
     return safetensors_problem(file) if file.suffix == ".safetensors" else None
 
 
+def missing(folder: Path, lock: Lock) -> list[LockedFile]:
+    """Files that are not there, not whole or not verified; the largest first."""
+    found = [item for item in lock.files if quick_problem(folder, item) is not None]
+    return sorted(found, key=lambda item: -item.size_bytes)
+
+
 def safetensors_problem(file: Path) -> str | None:
     """Whether the header of a safetensors file describes exactly the bytes that follow it."""
     size_bytes = file.stat().st_size

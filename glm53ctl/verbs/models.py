@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,21 @@ import typer
 from glm53ctl.verbs import options
 
 if TYPE_CHECKING:
+    from glm53ctl.choose import Situation
     from glm53ctl.env import Environ, Settings
     from glm53ctl.fetch import Job
     from glm53ctl.paths import Paths
+    from glm53ctl.plan import Plan
 
 app = typer.Typer(help="List, download, check, import or remove checkpoints.", no_args_is_help=True)
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
-OfflineOption = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """What a user allows a start to download."""
+
+    yes: bool = False
+    offline: bool = False
 
 
 @app.command("list")
@@ -62,8 +71,8 @@ def path(*, json_: options.JsonOption = False) -> None:
 @app.command()
 def pull(
     *,
-    yes: YesOption = False,
-    offline: OfflineOption = False,
+    yes: options.YesOption = False,
+    offline: options.OfflineOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing.")] = False,
     json_: options.JsonOption = False,
 ) -> None:
@@ -84,7 +93,7 @@ def pull(
         text = f"{render.gigabytes(count)} of {render.gigabytes(job.release.total_bytes)} to fetch"
         render.emit(f"{job.folder}: {text} from {job.release.repo}@{job.release.revision[:12]}")
         return
-    ensure(job, offline=offline, yes=yes)
+    ensure(job, Fetching(yes, offline))
     if json_:
         body = {"path": str(job.folder), "revision": job.release.revision}
         render.emit_json({"schema": "glm53ctl.pull/1", "ok": True, **body})
@@ -173,7 +182,7 @@ def rm(
         str, typer.Argument(metavar="NAME", help="As `models list` calls it.")
     ] = "glm-5.3-flash",
     *,
-    yes: YesOption = False,
+    yes: options.YesOption = False,
 ) -> None:
     """Remove a downloaded checkpoint. Refused while a server uses it.
 
@@ -198,15 +207,30 @@ def rm(
     render.emit(f"removed  {found[name]} ({render.gigabytes(size_bytes)})")
 
 
-def ensure(job: Job, *, offline: bool, yes: bool) -> None:
+def plan_with_model(situation: Situation, options: Any, fetching: Fetching) -> Plan:
+    """The plan of a situation, after its checkpoint was downloaded where that was needed.
+
+    Raises NoFit first: what cannot run here is not downloaded.
+    """
+    from glm53ctl import choose
+
+    plan = choose.decide(situation).chosen()
+    if situation.model.present:
+        return plan
+    settings = situation.profile.settings
+    ensure(job_for(settings, situation.paths, situation.environ), fetching)
+    return choose.choose_plan(options)
+
+
+def ensure(job: Job, fetching: Fetching) -> None:
     """`ensure_model` with a terminal: asks there, talks on stderr."""
     from glm53ctl import fetch, render
 
     def agree(count: int) -> bool:
         what = f"download {render.gigabytes(count)} into {job.folder}?"
-        return yes or (sys.stdin.isatty() and _confirm(what))
+        return fetching.yes or (sys.stdin.isatty() and _confirm(what))
 
-    offline = offline or job.environ.flag("HF_HUB_OFFLINE")
+    offline = fetching.offline or job.environ.flag("HF_HUB_OFFLINE")
     fetch.ensure_model(job, offline=offline, agree=agree, note=lambda text: render.say(f" {text}"))
 
 

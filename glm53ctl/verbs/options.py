@@ -50,6 +50,18 @@ LoadFormatOption = Annotated[
         "--load-format", metavar="FORMAT", help="checkpoint, or dummy[:layers=N,experts=N]."
     ),
 ]
+CacheTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-tokens", "-cs", min=256, metavar="N", help="Attention cache of all streams."
+    ),
+]
+MaxBatchOption = Annotated[
+    int | None,
+    typer.Option("--max-batch", "-ambs", min=1, metavar="N", help="Streams decoded together."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, agree to downloads.")]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Never download.")]
 InstanceOption = Annotated[
     str | None, typer.Option("--instance", metavar="NAME", help="One of several servers.")
 ]

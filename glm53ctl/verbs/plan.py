@@ -18,6 +18,8 @@ def plan(
     port: options.PortOption = None,
     gpu: options.GpuOption = None,
     context_tokens: options.ContextOption = None,
+    cache_tokens: options.CacheTokensOption = None,
+    max_batch: options.MaxBatchOption = None,
     served_name: options.ServedNameOption = None,
     api_key_file: options.ApiKeyFileOption = None,
     engine: options.EngineOption = None,
@@ -65,6 +67,8 @@ def plan(
             port=port,
             gpu=gpu,
             context_tokens=context_tokens,
+            cache_tokens=cache_tokens,
+            max_batch=max_batch,
             served_name=served_name,
             api_key_file=api_key_file,
             engine=engine,
@@ -83,9 +87,11 @@ def plan(
         if not json_:
             render.emit("\n".join(comparison(now, choose.decide(situation))))
     outcome = choose.decide(situation)
-    chosen = outcome.chosen()
     if json_:
-        render.emit_json(plan_document(chosen, outcome, situation))
-        return
+        refusal = outcome.refusal()
+        failure = render.error_fields(refusal) if refusal else {}
+        render.emit_json({**plan_document(outcome, situation), **failure})
+        raise typer.Exit(refusal.exit_code if refusal else 0)
+    chosen = outcome.chosen()
     for line in plan_lines(chosen, outcome, situation, render.look(), explain=explain):
         render.emit(line)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glm53ctl.verbs import operate, options
+from glm53ctl.verbs import models, operate, options
 
 
 def serve(
@@ -22,11 +22,15 @@ def serve(
     port: options.PortOption = None,
     gpu: options.GpuOption = None,
     context_tokens: options.ContextOption = None,
+    cache_tokens: options.CacheTokensOption = None,
+    max_batch: options.MaxBatchOption = None,
     served_name: options.ServedNameOption = None,
     api_key_file: options.ApiKeyFileOption = None,
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
     sets: options.SetOption = None,
+    yes: options.YesOption = False,
+    offline: options.OfflineOption = False,
     drain: operate.DrainOption = None,
 ) -> None:
     """Serve in the foreground without a supervisor; whoever started this restarts it.
@@ -49,24 +53,30 @@ def serve(
         "port": port,
         "gpu": gpu,
         "context_tokens": context_tokens,
+        "cache_tokens": cache_tokens,
+        "max_batch": max_batch,
         "served_name": served_name,
         "api_key_file": api_key_file,
         "engine": engine,
         "load_format": load_format,
         "sets": sets,
     }
-    code = _serve(plan_file, PlanOptions(**given), 30.0 if drain is None else drain)
+    fetch = models.Fetching(yes=yes, offline=offline)
+    code = _serve(plan_file, PlanOptions(**given), fetch, 30.0 if drain is None else drain)
     if code:
         raise typer.Exit(code)
 
 
-def _serve(plan_file: Path | None, options: Any, drain_s: float) -> int:
+def _serve(plan_file: Path | None, options: Any, fetch: models.Fetching, drain_s: float) -> int:
     from glm53ctl import choose, foreground, render, starting
     from glm53ctl.api_key import ensure_api_key
     from glm53ctl.env import Environ
     from glm53ctl.plan import read_plan
 
-    plan = read_plan(plan_file) if plan_file else choose.choose_plan(options)
+    if plan_file:
+        plan = read_plan(plan_file)
+    else:
+        plan = models.plan_with_model(choose.survey(options), options, fetch)
     starting.check_startable(plan)
     folder = operate.named_instance(options.instance).folder
     if ensure_api_key(plan, Environ.current(), own_folder=folder):

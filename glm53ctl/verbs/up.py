@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from glm53ctl.verbs import operate, options
+from glm53ctl.verbs import models, operate, options
 
 if TYPE_CHECKING:
     from glm53ctl.plan import Plan
@@ -24,12 +24,16 @@ def up(
     port: options.PortOption = None,
     gpu: options.GpuOption = None,
     context_tokens: options.ContextOption = None,
+    cache_tokens: options.CacheTokensOption = None,
+    max_batch: options.MaxBatchOption = None,
     served_name: options.ServedNameOption = None,
     api_key_file: options.ApiKeyFileOption = None,
     engine: options.EngineOption = None,
     load_format: options.LoadFormatOption = None,
     instance: options.InstanceOption = None,
     sets: options.SetOption = None,
+    yes: options.YesOption = False,
+    offline: options.OfflineOption = False,
     attach: Annotated[
         bool, typer.Option("--attach", help="Stay and show the log; Ctrl-C stops the server.")
     ] = False,
@@ -63,6 +67,8 @@ def up(
         "port": port,
         "gpu": gpu,
         "context_tokens": context_tokens,
+        "cache_tokens": cache_tokens,
+        "max_batch": max_batch,
         "served_name": served_name,
         "api_key_file": api_key_file,
         "engine": engine,
@@ -74,12 +80,15 @@ def up(
         plan_verb.plan(**given, json_=json_)
         return
     style: Style = "json" if json_ else "url" if quiet else "words"
-    code = _bring_up(PlanOptions(**given), replace=replace, attach=attach, style=style)
+    fetch = models.Fetching(yes=yes, offline=offline)
+    code = _bring_up(PlanOptions(**given), fetch, replace=replace, attach=attach, style=style)
     if code:
         raise typer.Exit(code)
 
 
-def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int:
+def _bring_up(
+    options: Any, fetch: models.Fetching, *, replace: bool, attach: bool, style: Style
+) -> int:
     from glm53ctl import choose, client, render, starting
     from glm53ctl.errors import Conflict
 
@@ -98,7 +107,7 @@ def _bring_up(options: Any, *, replace: bool, attach: bool, style: Style) -> int
             client.stop(instance, None)
             situation, already = choose.survey(options), False
     if not already:
-        _launch(instance, choose.decide(situation).chosen(), wished)
+        _launch(instance, models.plan_with_model(situation, options, fetch), wished)
     record = operate.wait_visibly(instance, ours=not already)
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
