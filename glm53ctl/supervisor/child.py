@@ -17,7 +17,6 @@ from pathlib import Path
 
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor import logs
-from glm53ctl.supervisor.oom import OomCount, count_oom_kills
 from glm53ctl.supervisor.ready import ReadyPipe
 from glm53ctl.supervisor.state import Identity, Instance
 
@@ -54,7 +53,6 @@ class Child:
     pidfd: int
     pipe: ReadyPipe
     identity: Identity | None
-    oom_before: OomCount | None
 
     @classmethod
     def start(
@@ -66,7 +64,6 @@ class Child:
         drain_s: float,
     ) -> Child:
         """Spawn the server. Raises OSError when the kernel refuses."""
-        oom_before = count_oom_kills()
         read_fd, write_fd = os.pipe()
         try:
             log_fd = _log_or_null(instance.log_path)
@@ -102,7 +99,7 @@ class Child:
             os.close(read_fd)
             raise
         identity = Identity.of(process.pid)
-        return cls(number, process, pidfd, ReadyPipe(read_fd), identity, oom_before)
+        return cls(number, process, pidfd, ReadyPipe(read_fd), identity)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Signal the child's whole process group. Nothing happens once all of it is gone."""
@@ -122,13 +119,6 @@ class Child:
         code = self.process.wait()
         os.close(self.pidfd)
         return code
-
-    def oom_kills(self) -> OomCount | None:
-        """OOM kills in our cgroup since the spawn."""
-        now = count_oom_kills()
-        if now is None or self.oom_before is None:
-            return None
-        return OomCount(now.kills - self.oom_before.kills, now.source)
 
 
 def _log_or_null(path: Path) -> int:

@@ -64,8 +64,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The evidence: `returncode` as Popen gives it (negative: signal), OOM kills counted by the
-    kernel in our cgroup since the spawn (None: not countable), the child's report and its last lines.
+    """The evidence: `returncode` as Popen gives it (negative: signal), the OOM kills that may be this
+    one (None: nobody can tell) and who counted them, the child's report and its last lines.
     """
 
     returncode: int
@@ -125,7 +125,7 @@ def classify(ending: Ending) -> Failure:
             "out of memory",
             "killed by the kernel's OOM killer",
             Healing.ONCE,
-            proof=f"{ending.oom_source} oom_kill rose by {ending.oom_kills}",
+            proof=_oom_proof(ending),
             hint="free memory or plan less of it: `glm53ctl plan` shows the budget",
         )
     if ending.returncode < 0:
@@ -134,6 +134,12 @@ def classify(ending: Ending) -> Failure:
         if ending.returncode == code:
             return _permanent(code, cause, ending.report)
     return _by_code(ending)
+
+
+def _oom_proof(ending: Ending) -> str:
+    if ending.oom_source == "kernel log":
+        return "the kernel log names it as the victim"
+    return f"{ending.oom_source} oom_kill rose by {ending.oom_kills}"
 
 
 def _permanent(code: ChildExit, cause: _Cause, report: Report | None) -> Failure:

@@ -31,7 +31,7 @@ from glm53ctl.supervisor.classify import (
 from glm53ctl.supervisor.control import Record, serve_control
 from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
 from glm53ctl.supervisor.machine import give_up, step
-from glm53ctl.supervisor.oom import prefer_to_survive, set_score
+from glm53ctl.supervisor.oom import OomWitness, prefer_to_survive, set_score
 from glm53ctl.supervisor.placement import Where
 from glm53ctl.supervisor.placement import judge as judge_placement
 from glm53ctl.supervisor.pulse import PulseReader
@@ -69,6 +69,7 @@ class Supervisor:
         self._watch: Watch | None = None
         self._pulses = PulseReader(plan, policy)
         self._nvml = this_system(Environ(environment)).nvml
+        self._oom = OomWitness()
         self._child_score = prefer_to_survive()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
@@ -263,7 +264,7 @@ class Supervisor:
             for message in child.pipe.read():
                 self._on_message(child.number, message)
             child.pipe.close()
-        oom = child.oom_kills()
+        oom = self._oom.kills_of(child.process.pid)
         code = child.reap()
         self._child, self._watch = None, None
         ending = Ending(
@@ -284,6 +285,7 @@ class Supervisor:
     async def _watch_forever(self) -> None:
         while True:
             await asyncio.sleep(self._policy.poll_s)
+            self._oom.look()
             if logs.rotate(self._instance.log_path) and self._child:
                 self._child.signal(signal.SIGHUP)
             child, watch = self._child, self._watch

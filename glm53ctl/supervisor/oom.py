@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _SPARED = -900
+_LOOKS = 10
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+_KMSG_RECORD_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +21,60 @@ class OomCount:
 
     kills: int
     source: str
+
+
+class OomWitness:
+    """Was a killed child the OOM killer's victim?
+
+    The kernel log names its victims by pid, but is often closed to us and means nothing in a pid
+    namespace of our own. Then the cgroup's counter has to do: it counts neighbours as well, so only
+    kills of the last few looks are held against one death.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[OomCount | None] = deque(maxlen=_LOOKS)
+        self.look()
+
+    def look(self) -> None:
+        """Remember the counter; call it now and then."""
+        self._recent.append(count_oom_kills())
+
+    def kills_of(self, pid: int) -> OomCount | None:
+        """OOM kills that may be `pid`'s, which has just died; None when nobody can tell."""
+        named = named_in_kernel_log(pid)
+        if named is not None:
+            return OomCount(int(named), "kernel log")
+        now, before = count_oom_kills(), self._recent[0]
+        if now is None or before is None:
+            return None
+        return OomCount(now.kills - before.kills, now.source)
+
+
+def named_in_kernel_log(pid: int) -> bool | None:
+    """Whether the kernel log says that this pid was an OOM victim; None when it cannot say."""
+    try:
+        if Path("/proc/self/ns/pid").stat().st_ino != _FIRST_PID_NAMESPACE:
+            return None
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return any(f"Killed process {pid} (".encode() in record for record in _records(fd))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _records(kmsg_fd: int) -> Iterator[bytes]:
+    """The kernel log, record by record. Raises OSError when it may not be read."""
+    while True:
+        try:
+            yield os.read(kmsg_fd, _KMSG_RECORD_BYTES)
+        except BlockingIOError:
+            return  # the end
+        except BrokenPipeError:
+            continue  # records were overwritten while we read; the next read goes on after them
 
 
 def prefer_to_survive() -> int:

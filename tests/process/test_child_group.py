@@ -21,7 +21,7 @@ def forking_child() -> Child:
     process = subprocess.Popen(["bash", "-c", script], start_new_session=True)
     os.close(write_fd)
     pidfd = os.pidfd_open(process.pid)
-    made = Child(1, process, pidfd, ReadyPipe(read_fd), Identity.of(process.pid), None)
+    made = Child(1, process, pidfd, ReadyPipe(read_fd), Identity.of(process.pid))
     wait_until(lambda: len(session_members(process.pid)) == 3)
     return made
 

@@ -21,6 +21,13 @@ def test_out_of_memory_is_said_only_with_proof():
         assert guess.proof is None
 
 
+def test_the_kernel_log_is_the_better_proof():
+    named = classify(Ending(-signal.SIGKILL, oom_kills=1, oom_source="kernel log"))
+    assert named.proof == "the kernel log names it as the victim"
+    spared = classify(Ending(-signal.SIGKILL, oom_kills=0, oom_source="kernel log"))
+    assert spared.kind == "killed"
+
+
 def test_an_oom_kill_of_somebody_else_does_not_explain_a_crash():
     assert classify(Ending(-signal.SIGSEGV, oom_kills=1)).kind == "segmentation fault"
 
