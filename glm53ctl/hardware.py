@@ -118,6 +118,7 @@ class Link:
     max_width: int | None = None
     narrowest: str | None = None  # address of the hop that limits the path
     removable: bool = False
+    evidence: tuple[Evidence, ...] = ()
 
     @property
     def ceiling_bytes_per_s(self) -> float | None:

@@ -14,14 +14,15 @@ from glm53ctl.render import Look, bar, columns, gib
 BAR_CELLS = 24
 
 
-def plan_document(plan: Plan, outcome: Outcome, situation: Situation) -> dict[str, Any]:
-    """The JSON of `plan --json`: the plan file's content and what led to it."""
+def plan_document(outcome: Outcome, situation: Situation) -> dict[str, Any]:
+    """The JSON of `plan --json`: the plan file's content and what led to it, or what ruled it out."""
+    plan = outcome.plan
     return {
         "schema": "glm53ctl.plan-report/1",
-        "ok": True,
-        "fingerprint": plan.fingerprint(),
-        "url": plan.url,
-        "plan": asdict(plan),
+        "ok": plan is not None,
+        "fingerprint": plan.fingerprint() if plan else None,
+        "url": plan.url if plan else None,
+        "plan": asdict(plan) if plan else None,
         "model_present": situation.model.present,
         "rejections": [asdict(item) for item in outcome.rejections],
         "predictions": [asdict(item) for item in outcome.predictions],

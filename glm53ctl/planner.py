@@ -64,15 +64,23 @@ class Outcome:
 
     def chosen(self) -> Plan:
         """The plan. Raises NoFit listing every rejection."""
+        if self.plan is None:
+            raise self.refusal() or NoFit("no mode was tried")
+        return self.plan
+
+    def refusal(self) -> NoFit | None:
+        """The error that lists every rejection; None when there is a plan."""
         if self.plan is not None:
-            return self.plan
+            return None
         lines = [f"  {item.mode:<6} {item.reason}" for item in self.rejections]
         hint = (
             None
             if self.model_name == "tiny"
             else "the bundled model runs here: glm53ctl up --model tiny"
         )
-        raise NoFit("\n".join([f"{self.model_name} does not fit this machine:", *lines]), hint=hint)
+        return NoFit(
+            "\n".join([f"{self.model_name} does not fit this machine:", *lines]), hint=hint
+        )
 
 
 @dataclass(frozen=True, slots=True)

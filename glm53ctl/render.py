@@ -130,18 +130,17 @@ def warn(text: str) -> None:
 def show_error(err: Glm53Error, *, as_json: bool = False) -> None:
     """One error: id, message, and the way out. With `as_json` stdout gets a document as well."""
     if as_json:
-        emit_json(
-            {
-                "schema": "glm53ctl.error/1",
-                "ok": False,
-                "error": {"id": err.error_id, "message": err.message, "hint": err.hint},
-                "exit_code": err.exit_code,
-            }
-        )
+        emit_json({"schema": "glm53ctl.error/1", "ok": False, **error_fields(err)})
     mine = look(sys.stderr)
     say(f"{mine.paint('error', 'red')}[{err.error_id}]: {err.message}")
     for number, line in enumerate((err.hint or "").splitlines()):
         say(f"  {'hint ' if number == 0 else '     '} {line}")
+
+
+def error_fields(err: Glm53Error) -> dict[str, Any]:
+    """An error's part of a JSON document."""
+    error = {"id": err.error_id, "message": err.message, "hint": err.hint}
+    return {"error": error, "exit_code": err.exit_code}
 
 
 def gib(count: float) -> str:

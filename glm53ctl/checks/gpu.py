@@ -150,8 +150,11 @@ def link(context: Context) -> Finding:
             f"{text}{hop}, narrower than the card's x{found.max_width or FULL_LINK_WIDTH}{limit}",
             fix=Fix("move the card to the slot next to the CPU, or check the riser"),
             numbers=numbers,
+            evidence=found.evidence,
         )
-    return Finding(Status.SKIP, f"{text}{limit} (not measured)", numbers=numbers)
+    return Finding(
+        Status.SKIP, f"{text}{limit} (not measured)", numbers=numbers, evidence=found.evidence
+    )
 
 
 def _measured_link(gpu: Gpu, context: Context) -> Finding:
@@ -243,7 +246,7 @@ def vram(context: Context) -> Finding:
             fix=Fix("stop the other programs, or plan around them"),
             numbers=numbers,
         )
-    return Finding(Status.PASS, text, numbers=numbers)
+    return Finding(Status.PASS, text, numbers=numbers, evidence=gpu.evidence)
 
 
 def slices(context: Context) -> Finding:

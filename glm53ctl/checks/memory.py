@@ -26,9 +26,10 @@ def usable(context: Context) -> Finding:
     plan = context.outcome.plan if context.outcome else None
     if plan is not None:
         needed = budget_total(plan.budgets, "ram")
-        return Finding(Status.PASS, f"{text}, the plan needs {gib(needed)}", numbers=numbers)
+        text = f"{text}, the plan needs {gib(needed)}"
+        return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
     if context.model is None:
-        return Finding(Status.PASS, text, numbers=numbers)
+        return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
     arena = int(context.model.facts.expert_total_bytes * ARENA_SHARE)
     if have < arena:
         hint = (
@@ -40,7 +41,7 @@ def usable(context: Context) -> Finding:
             Status.FAIL, text, required=f"{gib(arena)} for the experts alone",
             fix=Fix(hint), numbers=numbers, evidence=ram.evidence,
         )  # fmt: skip
-    return Finding(Status.PASS, text, numbers=numbers)
+    return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
 
 
 def zfs(context: Context) -> Finding:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from glm53ctl.hardware import Link
+from glm53ctl.hardware import Evidence, Link
 from glm53ctl.probes.system import System
 
 GENERATION = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s of one lane
@@ -26,6 +26,10 @@ class Hop:
     max_generation: int | None
     max_width: int | None
     removable: bool
+
+    @property
+    def text(self) -> str:
+        return f"Gen{self.generation} x{self.width}, can Gen{self.max_generation} x{self.max_width}"
 
 
 def link(system: System, address: str | None, nvml: Mapping[str, Any]) -> Link | None:
@@ -42,8 +46,10 @@ def link(system: System, address: str | None, nvml: Mapping[str, Any]) -> Link |
         max_width=path[0].max_width if path and path[0].max_width else nvml.get("max_width"),
         narrowest=narrowest.address if narrowest else None,
         removable=any(hop.removable for hop in path),
+        evidence=tuple(Evidence(f"sysfs {hop.address}", hop.text) for hop in path)
+        or (Evidence("NVML link", str(dict(nvml))),),
     )
-    return None if found == Link(None, None) else found
+    return None if found.width is None and found.generation is None else found
 
 
 def hops(system: System, address: str) -> Iterator[Hop]:

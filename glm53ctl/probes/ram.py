@@ -21,6 +21,7 @@ def probe(system: System) -> Ram:
             + meminfo.get("Cached", 0)
             - meminfo.get("Shmem", 0)
         )
+    limits = cgroup.memory_limits(system, total)
     swaps = (system.read("/proc/swaps") or "").splitlines()[1:]
     return Ram(
         total_bytes=total,
@@ -31,8 +32,16 @@ def probe(system: System) -> Ram:
         swap_on_zram=any("zram" in line for line in swaps),
         overcommit_never=(system.read("/proc/sys/vm/overcommit_memory") or "").strip() == "2",
         transparent_hugepages=_selected(system.read("/sys/kernel/mm/transparent_hugepage/enabled")),
-        limits=cgroup.memory_limits(system, total),
-        evidence=(Evidence("/proc/meminfo", f"MemAvailable {available} bytes of {total}"),),
+        limits=limits,
+        evidence=(
+            Evidence("/proc/meminfo", f"MemAvailable {available} bytes of {total}"),
+            *(
+                Evidence(
+                    f"cgroup {item.path}", f"limit {item.limit_bytes}, left {item.headroom_bytes}"
+                )
+                for item in limits
+            ),
+        ),
     )
 
 

@@ -109,6 +109,7 @@ def test_json_is_one_document_even_on_failure(glm53ctl, tmp_path):
     body = json.loads(out)
     assert (code, body["ok"], body["exit_code"]) == (4, False, 4)
     assert body["error"]["id"] == "FIT-001"
+    assert [item["mode"] for item in body["rejections"]] == ["fast", "exact", "cpu"]
     code, out, _ = glm53ctl("plan", "--json", "--nonsense", **fake)
     assert (code, json.loads(out)["error"]["id"]) == (2, "CFG-001")
     code, out, _ = glm53ctl("doctor", "--quick", "--json", **fake)
