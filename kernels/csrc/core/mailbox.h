@@ -23,9 +23,9 @@ struct alignas(64) Mailbox {
     float weight[kMailboxPicks];
 };
 
-// Behind the struct: x fp16 [kMailboxRows][hidden], then out float [kMailboxRows][hidden].
+// Behind the struct: x float [kMailboxRows][hidden], then out float [kMailboxRows][hidden].
 GLM53_HD constexpr size_t mailbox_x(size_t) { return sizeof(Mailbox); }
-GLM53_HD constexpr size_t mailbox_out(size_t hidden) { return sizeof(Mailbox) + kMailboxRows * hidden * 2; }
+GLM53_HD constexpr size_t mailbox_out(size_t hidden) { return sizeof(Mailbox) + kMailboxRows * hidden * 4; }
 GLM53_HD constexpr size_t mailbox_bytes(size_t hidden) { return mailbox_out(hidden) + kMailboxRows * hidden * 4; }
 
 }  // namespace glm53

@@ -9,8 +9,6 @@
 namespace glm53 {
 namespace {
 
-constexpr int kSpins = 2000;  // some tens of microseconds: the gap between two loops of one forward
-
 constexpr std::uint32_t kNoItem = 0xffffffffu;
 
 void relax() { __builtin_ia32_pause(); }
@@ -81,10 +79,10 @@ void Pool::run_loop(std::uint32_t items, Call call, void* context) {
   loop_.store(std::uint64_t{generation} << 32, std::memory_order_release);
   loop_.notify_all();
   work(generation);
-  for (int spin = 0;; ++spin) {
+  for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t finished = finished_.load(std::memory_order_acquire);
     if (finished == items) return;
-    if (spin < kSpins) {
+    if (polls < polls_.load(std::memory_order_relaxed)) {
       relax();
     } else {
       finished_.wait(finished, std::memory_order_acquire);
@@ -111,7 +109,8 @@ void Pool::serve() {
   std::uint32_t seen = 0;
   while (!stopping_.load()) {
     std::uint64_t loop = loop_.load(std::memory_order_acquire);
-    for (int spin = 0; spin < kSpins && generation_of(loop) == seen; ++spin) {
+    for (std::uint32_t polls = 0;
+         polls < polls_.load(std::memory_order_relaxed) && generation_of(loop) == seen; ++polls) {
       relax();
       loop = loop_.load(std::memory_order_acquire);
     }

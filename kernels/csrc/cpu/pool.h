@@ -23,6 +23,11 @@ class Pool {
 
   std::uint32_t threads() const { return static_cast<std::uint32_t>(workers_.size()) + 1; }
 
+  /* How often a waiting thread looks again before it sleeps: the default bridges the gap between two
+   * loops of one forward; more keeps workers awake (and cores busy) between forwards. */
+  static constexpr std::uint32_t kDefaultPolls = 2000;
+  void set_polls(std::uint32_t polls) { polls_.store(polls, std::memory_order_relaxed); }
+
   /* body(item) for every item in [0, items), in any order, on any thread; returns when all are done.
    * body must not throw. */
   template <class Body>
@@ -45,6 +50,7 @@ class Pool {
   std::atomic<Call> call_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<bool> stopping_{false};
+  std::atomic<std::uint32_t> polls_{kDefaultPolls};
   alignas(64) std::atomic<std::uint32_t> finished_{0};
 };
 

@@ -9,12 +9,12 @@
 
 #include "core/check.h"
 #include "cpu/experts.h"
-#include "cpu/half.h"
 
 namespace glm53 {
 namespace {
 
 constexpr int kPollsBeforeNap = 200'000;  // some milliseconds: longer than a layer of decode
+constexpr std::uint32_t kPoolPolls = 100'000;    // the workers stay awake between two layers
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kTick = std::chrono::milliseconds(50);
 
@@ -32,8 +32,8 @@ Tier::Tier(glm53_cpu& cpu, const TierShape& shape, const glm53_expert* tables, M
     : cpu_(cpu),
       shape_(shape),
       tables_(tables, tables + std::size_t{shape.layers} * shape.experts),
-      mailbox_(mailbox),
-      x_(std::size_t{kMailboxRows} * shape.hidden) {
+      mailbox_(mailbox) {
+  cpu_.pool.set_polls(kPoolPolls);
   std::memset(static_cast<void*>(mailbox_), 0, mailbox_bytes(shape.hidden));
   sigset_t all, before;  // signals belong to the threads that expect them
   sigfillset(&all);
@@ -47,6 +47,7 @@ Tier::~Tier() {
   stopping_.store(true);
   server_.join();
   watchdog_.join();
+  cpu_.pool.set_polls(Pool::kDefaultPolls);
 }
 
 TierCounters Tier::counters() const {
@@ -96,10 +97,9 @@ void Tier::compute(std::uint32_t) {
   const std::uint32_t rows = std::min<std::uint32_t>(box.rows, kMailboxRows);
   const std::uint32_t count = std::min<std::uint32_t>(box.picks, kMailboxPicks);
   const auto* base = reinterpret_cast<const std::uint8_t*>(mailbox_);
-  const auto* half = reinterpret_cast<const std::uint16_t*>(base + mailbox_x(shape_.hidden));
+  const auto* x = reinterpret_cast<const float*>(base + mailbox_x(shape_.hidden));
   auto* out = reinterpret_cast<float*>(reinterpret_cast<std::uint8_t*>(mailbox_) + mailbox_out(shape_.hidden));
   const std::size_t values = std::size_t{rows} * shape_.hidden;
-  for (std::size_t i = 0; i < values; ++i) x_[i] = half_to_float(half[i]);
   std::fill(out, out + values, 0.0f);
   std::vector<Pick> picks;
   picks.reserve(count);
@@ -114,7 +114,7 @@ void Tier::compute(std::uint32_t) {
                             shape_.up_bits,   shape_.down_bits,    shape_.act_limit,
                             tables_.data() + std::size_t{box.layer} * shape_.experts};
     const std::lock_guard lock(cpu_.mutex);
-    expert_forward(cpu_.engine(), cpu_.scratch, layer, picks, x_.data(), out);
+    expert_forward(cpu_.engine(), cpu_.scratch, layer, picks, x, out);
   }
   const std::uint64_t took = now_ns() - started;
   jobs_ += 1;

@@ -49,7 +49,6 @@ class Tier {
   const TierShape shape_;
   const std::vector<glm53_expert> tables_;
   Mailbox* const mailbox_;
-  std::vector<float> x_;
   std::atomic<bool> stopping_{false}, aborted_{false}, computing_{false};
   std::atomic<std::uint64_t> jobs_{0}, experts_{0}, picks_{0}, busy_ns_{0}, empty_ns_{0}, max_busy_ns_{0},
       timeouts_{0};

@@ -53,9 +53,12 @@ __device__ void post(const glm53_step& step, const glm53_residency& state, const
         return;
     }
     const int rows = step.num_picks / step.per_row;
-    const uint4* from = static_cast<const uint4*>(step.x);
-    uint4* to = reinterpret_cast<uint4*>(step.mailbox + mailbox_x(step.hidden));
-    for (int i = thread; i < rows * static_cast<int>(step.hidden) / 8; i += kThreads) to[i] = from[i];
+    const __half2* from = static_cast<const __half2*>(step.x);
+    float4* to = reinterpret_cast<float4*>(step.mailbox + mailbox_x(step.hidden));
+    for (int i = thread; i < rows * static_cast<int>(step.hidden) / 4; i += kThreads) {
+        const float2 a = __half22float2(from[2 * i]), b = __half22float2(from[2 * i + 1]);
+        to[i] = make_float4(a.x, a.y, b.x, b.y);
+    }
     if (thread == 0) {
         box->layer = step.layer;
         box->rows = rows;
