@@ -85,34 +85,37 @@ def _worst_words(panel: Facts) -> str:
     return f"prompt {worst['i']} most: KL {kl}, top-1 {top1}{place if places else ''}"
 
 
-def decide(
-    *,
-    mode: Mode | None,
-    panel: Facts | None,
-    damaged: tuple[str, ...],
-    stream: Facts | None,
-    decode_tokens_per_s: float | None,
-    prediction: Prediction | None,
-    taints: tuple[str, ...],
-) -> Verdict:
-    """The verdict on one run; parts that were not measured are None."""
-    faults = panel_faults(panel, mode)
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a verdict is made from; parts that were not measured are None."""
+
+    mode: Mode | None
+    panel: Facts | None
+    damaged: tuple[str, ...]  # tensors known to differ from the right ones
+    stream: Facts | None
+    decode_tokens_per_s: float | None
+    prediction: Prediction | None
+    taints: tuple[str, ...]  # of the phase that measured speed
+
+
+def decide(found: Evidence) -> Verdict:
+    """Wrong answers outweigh bursts, and bursts outweigh speed."""
+    faults = panel_faults(found.panel, found.mode)
     if faults:
-        return Verdict(QUALITY_FAILED, "; ".join(faults), damaged)
-    if stream is not None and not stream["pass"]:
-        return Verdict(BURSTY, _stream_words(stream), ())
-    quality = "quality not checked: no panel" if panel is None else "quality as expected"
-    if decode_tokens_per_s is None or prediction is None:
+        return Verdict(QUALITY_FAILED, "; ".join(faults), found.damaged)
+    if found.stream is not None and not found.stream["pass"]:
+        return Verdict(BURSTY, _stream_words(found.stream))
+    quality = "quality not checked: no panel" if found.panel is None else "quality as expected"
+    rate, prediction = found.decode_tokens_per_s, found.prediction
+    if rate is None or prediction is None:
         return Verdict(OK, f"{quality}; no speed to compare with")
-    floor = SLOW_SHARE * prediction.low_tokens_per_s
-    speed = f"{decode_tokens_per_s:.1f} tok/s decode, {prediction.text} predicted"
-    if decode_tokens_per_s >= floor:
+    speed = f"{rate:.1f} tok/s decode, {prediction.text} predicted"
+    if rate >= SLOW_SHARE * prediction.low_tokens_per_s:
         return Verdict(OK, f"{quality}; {speed}")
-    if taints:
-        return Verdict(TAINTED, f"{quality}; {speed}, but the machine was disturbed", taints)
-    return Verdict(
-        SLOW, f"{quality}; {speed}", (f"the prediction is limited by {prediction.limited_by}",)
-    )
+    if found.taints:
+        return Verdict(TAINTED, f"{quality}; {speed}, but the machine was disturbed", found.taints)
+    limit = f"the prediction is limited by {prediction.limited_by}"
+    return Verdict(SLOW, f"{quality}; {speed}", (limit,))
 
 
 def _stream_words(stream: Facts) -> str:

@@ -1,0 +1,212 @@
+"""Which plots a result has, as plain values. Two renderers draw them: `svg` for pages, `png_files`.
+
+A plot whose data a run does not have (tiers of a GPU on a host without one) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+from glm53ctl.bench.result import Facts, Result
+
+Kind = Literal["line", "bars", "stacked", "shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one colour. `low` and `high` are the spread of each point, or empty."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A horizontal range behind the series, such as a prediction."""
+
+    name: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One plot. With `ticks` the x values are positions of these labels.
+
+    "line" has markers and spreads, "bars" one bar per x, "stacked" areas that add up; "shares" is
+    horizontal: one bar per label, from 0 to 1.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    ticks: tuple[str, ...] = ()
+    band: Band | None = None
+    note: str = ""
+
+
+def charts(result: Result) -> list[Chart]:
+    """The plots of a result, in reading order."""
+    sweep = result.sweep or {}
+    makers = (
+        _throughput(sweep, result.prediction),
+        _first_token(sweep),
+        _ceilings(result),
+        _delivery(result.stream),
+        _tiers(result.samples),
+        _lanes(result.samples),
+    )
+    return [chart for chart in makers if chart is not None]
+
+
+def _throughput(sweep: Facts, prediction: Facts | None) -> Chart | None:
+    decode = cast("dict[str, Facts]", sweep.get("decode") or {})
+    found = [(name, one) for name, one in decode.items() if name[1:].isdigit()]
+    if not found:
+        return None
+    places = tuple(float(i) for i in range(len(found)))
+    band = None
+    if prediction is not None:
+        low, high = prediction["low_tokens_per_s"], prediction["high_tokens_per_s"]
+        band = Band("predicted, one stream", low, high)
+    return Chart(
+        "throughput", "Decode speed by concurrency", "line", "streams at once", "tok/s",
+        (_spread("all streams", places, [one["aggregate"] for _, one in found]),
+         _spread("each stream", places, [one["per_stream_mean"] for _, one in found])),
+        ticks=tuple(name[1:] for name, _ in found), band=band,
+        note="median; whiskers: lowest and highest repetition",
+    )  # fmt: skip
+
+
+def _first_token(sweep: Facts) -> Chart | None:
+    waits = cast("dict[str, Facts]", sweep.get("ttft_s") or {})
+    if not waits:
+        return None
+    places = tuple(float(i) for i in range(len(waits)))
+    return Chart(
+        "first-token", "Time to first token by prompt length", "line", "prompt tokens", "seconds",
+        (_spread("first token", places, list(waits.values())),), ticks=tuple(waits),
+        note="median; whiskers: lowest and highest repetition",
+    )  # fmt: skip
+
+
+def _spread(name: str, places: tuple[float, ...], found: list[Facts]) -> Series:
+    return Series(
+        name, places, tuple(one["median"] for one in found),
+        tuple(one["min"] for one in found), tuple(one["max"] for one in found),
+    )  # fmt: skip
+
+
+def _ceilings(result: Result) -> Chart | None:
+    """Measured speed as a share of what the prediction's high end and the measured parts allow."""
+    rows = list(ceiling_rows(result))
+    if not rows:
+        return None
+    return Chart(
+        "ceilings", "Measured against the ceiling", "shares", "share of the ceiling", "",
+        (Series("measured", tuple(share for _, share in rows), tuple(map(float, range(len(rows))))),),
+        ticks=tuple(label for label, _ in rows),
+    )  # fmt: skip
+
+
+def ceiling_rows(result: Result) -> Iterator[tuple[str, float]]:
+    """(what, share of its ceiling) for decode of one stream."""
+    decode = cast("dict[str, Facts]", (result.sweep or {}).get("decode") or {})
+    prediction = result.prediction
+    if "C1" not in decode or prediction is None:
+        return
+    rate = decode["C1"]["aggregate"]["median"]
+    best = prediction["high_tokens_per_s"]
+    yield f"decode: {rate:.1f} of {best:.1f} tok/s", rate / best
+    ram, per_token = result.measured.get("ram_read_bytes_per_s"), prediction.get("bytes_per_token")
+    if ram and per_token:
+        used = rate * per_token
+        yield f"RAM: {used / 1e9:.1f} of {ram / 1e9:.1f} GB/s", used / ram
+    link, used = result.measured.get("h2d_bytes_per_s"), _link_rate(result.samples)
+    if link and used:
+        yield f"link: {used / 1e9:.1f} of {link / 1e9:.1f} GB/s", used / link
+
+
+def _link_rate(samples: tuple[Facts, ...]) -> float | None:
+    """The most bytes per second that admitted experts took over the link, between two samples."""
+    rates = [
+        (b["admitted"] - a["admitted"]) * b["slot_bytes"] / (b["t_s"] - a["t_s"])
+        for a, b in pairwise(samples)
+        if a.get("admitted") is not None and b.get("slot_bytes") and b["t_s"] > a["t_s"]
+    ]
+    return max(rates, default=None)
+
+
+def _delivery(stream: Facts | None) -> Chart | None:
+    found = [
+        one
+        for one in cast("list[Facts]", (stream or {}).get("endpoints", []))
+        if one.get("bin_chars")
+    ]
+    if not found:
+        return None
+    series = tuple(
+        Series(
+            one["endpoint"],
+            tuple(round((i + 0.5) * one["bin_s"], 3) for i in range(len(one["bin_chars"]))),
+            tuple(count / one["bin_s"] if one["bin_s"] else 0.0 for count in one["bin_chars"]),
+        )
+        for one in found
+    )
+    return Chart(
+        "delivery", "Text delivered while it is generated", "bars",
+        "seconds since the first token could come", "characters/s", series,
+    )  # fmt: skip
+
+
+def _tiers(samples: tuple[Facts, ...]) -> Chart | None:
+    """Where the picked experts were found, second by second: VRAM, CPU tier, over the link."""
+    rows: list[tuple[float, float, float, float]] = []
+    for a, b in _steps(samples, "hits"):
+        hits, misses = b["hits"] - a["hits"], b["misses"] - a["misses"]
+        picks = hits + misses
+        if picks > 0:
+            cpu = min(misses, (b.get("cpu_experts") or 0) - (a.get("cpu_experts") or 0))
+            rows.append((b["t_s"], hits / picks, cpu / picks, (misses - cpu) / picks))
+    if len(rows) < 2:
+        return None
+    times, hits, cpu, link = (tuple(column) for column in zip(*rows, strict=True))
+    parts = [Series("VRAM hits", times, hits), Series("over the link", times, link)]
+    if any(cpu):
+        parts.insert(1, Series("CPU tier", times, cpu))
+    return Chart(
+        "tiers", "Where experts were found", "stacked", "seconds", "share of picks", tuple(parts)
+    )
+
+
+def _lanes(samples: tuple[Facts, ...]) -> Chart | None:
+    """Time of both lanes per MoE layer: the slower one decides."""
+    rows: list[tuple[float, float, float]] = []
+    for a, b in _steps(samples, "host_jobs"):
+        jobs = b["host_jobs"] - a["host_jobs"]
+        if jobs > 0 and b.get("link_ms_per_expert") is not None and "admitted" in b:
+            link = (b["admitted"] - a["admitted"]) / jobs * b["link_ms_per_expert"]
+            rows.append((b["t_s"], link, b["host_busy_ms_per_job"]))
+    if len(rows) < 2:
+        return None
+    times, link, cpu = (tuple(column) for column in zip(*rows, strict=True))
+    return Chart(
+        "lanes", "Lane times per MoE layer", "line", "seconds", "ms per layer",
+        (Series("link lane", times, link), Series("CPU lane", times, cpu)),
+    )  # fmt: skip
+
+
+def _steps(
+    samples: tuple[Facts, ...], name: str
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Neighbouring samples that both have a counter."""
+    return pairwise(one for one in samples if one.get(name) is not None)

@@ -1,0 +1,104 @@
+"""A result as lines on a terminal and as a Markdown block for an issue. Pure but for the look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from glm53ctl.bench import verdict as verdicts
+from glm53ctl.bench.compare import Change, figures
+from glm53ctl.bench.result import Result
+from glm53ctl.render import Look, columns, gib
+
+_COLOURS = {
+    verdicts.OK: "green",
+    verdicts.SLOW: "yellow",
+    verdicts.TAINTED: "yellow",
+    verdicts.QUALITY_FAILED: "red",
+    verdicts.BURSTY: "red",
+}
+
+
+def result_lines(result: Result, changed: list[Change] | None, look: Look) -> Iterator[str]:
+    """What `glm53ctl bench` prints."""
+    yield machine_words(result)
+    yield served_words(result)
+    if changed is None:
+        rows = [(one.name, one.text, one.unit) for one in figures(result)]
+    else:
+        rows = [("", "this", "before", "", "change")]
+        rows += [(c.now.name, c.now.text, c.before.text, c.now.unit, c.words) for c in changed]
+    yield from columns([*_quality_rows(result, len(rows[0]) if rows else 3), *rows])
+    for text in result.taints:
+        yield f"  {look.paint('tainted', 'yellow')}  {text}"
+    judged = result.verdict
+    yield f"verdict  {look.paint(judged.name, _COLOURS.get(judged.name, 'dim'))}: {judged.why}"
+    for place in judged.where:
+        yield f"         {place}"
+
+
+def machine_words(result: Result) -> str:
+    machine = result.machine
+    parts = [f"{machine.cpu}, {machine.cores} cores", gib(machine.ram_bytes)]
+    if machine.gpu:
+        cap = f" at {machine.power_limit_w:.0f} W" if machine.power_limit_w else ""
+        parts.append(f"{machine.gpu}{cap}, {machine.link or 'unknown link'}")
+        parts.append(f"driver {machine.driver}")
+    return " · ".join([*parts, machine.system])
+
+
+def served_words(result: Result) -> str:
+    served = result.served
+    return (
+        f"{served.model} · mode {served.mode} · engine {served.engine} · plan {served.plan}"
+        f" · glm53ctl {result.version} · {result.created[:16].replace('T', ' ')} UTC"
+    )
+
+
+def _quality_rows(result: Result, width: int) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    panel = result.panel
+    if panel is not None and "error" not in panel:
+        kl, top1 = panel["mean_kl_top20"], panel["top1_agreement"]
+        words = "not a number" if kl is None else f"{kl:.3g}"
+        rows.append(("panel KL", words, "nats"))
+        rows.append(("panel top-1", f"{top1:.4f}", f"over {panel['positions']} positions"))
+    for one in cast("list[dict[str, Any]]", (result.stream or {}).get("endpoints", [])):
+        shares = f"{one['half_share']:.0%} in the first half"
+        last = f"{one['tail_share']:.0%} in the last second"
+        rows.append(
+            (
+                "delivery",
+                "even" if one["pass"] else "bursts",
+                f"{shares}, {last}, {one['endpoint']}",
+            )
+        )
+    return [(*row, *[""] * (width - len(row))) if len(row) < width else row for row in rows]
+
+
+def markdown(result: Result, changed: list[Change] | None) -> str:
+    """A block to paste into an issue: verdict, figures, machine and command."""
+    lines = [
+        f"**glm53ctl bench: {result.verdict.name}** — {result.verdict.why}",
+        *(f"- {place}" for place in result.verdict.where),
+        "",
+    ]
+    if changed is None:
+        lines += ["| figure | median | n |", "|---|---|---|"]
+        lines += [f"| {f.name} | {f.text} {f.unit} | {f.count} |" for f in figures(result)]
+    else:
+        lines += ["| figure | this | before | change |", "|---|---|---|---|"]
+        lines += [
+            f"| {c.now.name} | {c.now.text} {c.now.unit} | {c.before.text} | {c.words} |"
+            for c in changed
+        ]
+    panel = result.panel
+    if panel is not None and "error" not in panel:
+        lines.append("")
+        lines.append(
+            f"Panel: mean KL {panel['mean_kl_top20']} nats, top-1 {panel['top1_agreement']}, "
+            f"{panel['positions']} positions ({panel['file']})"
+        )
+    lines += ["", f"{machine_words(result)}  ", f"{served_words(result)}  ", f"`{result.command}`"]
+    lines += [f"- tainted: {text}" for text in result.taints]
+    return "\n".join(lines)
