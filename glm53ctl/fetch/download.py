@@ -190,11 +190,15 @@ class _Run:
                 count -= 1
                 if failure is not None:
                     raise failure
-            verified = sum(item.verified for item in self._lock.files)
-            self._view.draw(f"{verified}/{len(self._lock.files)}")
+            self._draw()
             if self._meter.done_bytes - checked_bytes > _ROOM_CHECK_BYTES:
                 checked_bytes = self._meter.done_bytes
                 self._check_room_left()
+        self._draw(last=True)
+
+    def _draw(self, *, last: bool = False) -> None:
+        verified = sum(item.verified for item in self._lock.files)
+        self._view.draw(f"{verified}/{len(self._lock.files)} verified", last=last)
 
     def _check_room_left(self) -> None:
         """Somebody else may fill the disk while we do."""

@@ -77,15 +77,15 @@ class DownloadView:
         self._shown_at = float("-inf")
         self._open = False
 
-    def draw(self, files: str) -> None:
-        """Show the state now, when it is time to. `files` says how many are through: "3/17"."""
+    def draw(self, files: str, *, last: bool = False) -> None:
+        """Show the state, when it is time to. `files` says how many are through."""
         self._meter.sample()
         with self._lock:
             if self._look.live:
                 sys.stderr.write(f"\r\x1b[2K {self._line(files)}")
                 sys.stderr.flush()
                 self._open = True
-            elif time.monotonic() - self._shown_at >= _PLAIN_PERIOD_S:
+            elif last or time.monotonic() - self._shown_at >= _PLAIN_PERIOD_S:
                 self._shown_at = time.monotonic()
                 render.say(f" {self._line(files)}")
 
@@ -108,7 +108,11 @@ class DownloadView:
         meter = self._meter
         share = meter.done_bytes / meter.total_bytes if meter.total_bytes else 1.0
         drawn = render.bar(share, _BAR_CELLS, unicode=self._look.unicode)
-        done = f"{meter.done_bytes / 1e9:.1f}/{render.gigabytes(meter.total_bytes)}"
+        done = f"{_size(meter.done_bytes)} of {_size(meter.total_bytes)}"
         left_s = meter.left_s
         left = "" if left_s is None else f"  {duration(left_s)} left"
-        return f"{self._word}  {drawn}  {done}  {files} verified  {render.gigabytes(meter.rate_bytes_per_s)}/s{left}"
+        return f"{self._word}  {drawn}  {done}  {files}  {_size(meter.rate_bytes_per_s)}/s{left}"
+
+
+def _size(count: float) -> str:
+    return render.gigabytes(count) if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -256,6 +256,8 @@ def _setup() -> tuple[Settings, Paths, Environ]:
 
 
 def _stored() -> list[Any]:
+    from dataclasses import replace
+
     from glm53ctl.fetch import store
     from glm53ctl.paths import tiny_checkpoint
 
@@ -265,7 +267,8 @@ def _stored() -> list[Any]:
     if flash not in places and flash.is_dir():
         places.append(flash)
     named = [("glm-5.3-flash" if place == flash else place.name, place) for place in places]
-    return [store.describe(name, place) for name, place in [("tiny", tiny_checkpoint()), *named]]
+    tiny = replace(store.describe("tiny", tiny_checkpoint()), state="bundled")
+    return [tiny, *(store.describe(name, place) for name, place in named)]
 
 
 def _problems(folder: Path, *, quick: bool) -> list[str]:
