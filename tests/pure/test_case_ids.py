@@ -21,9 +21,13 @@ T-040 T-041 T-070 T-072 T-110 T-111 T-112 T-114 T-115 T-119
 D-01 D-04 D-05 D-06 D-08 D-09 D-11 D-12 D-13 D-14 D-16 D-17 D-18
 """.split()
 NO_TEST_YET = {
-    **dict.fromkeys("T-024 T-074".split(), "needs a second card or a container on the test machine"),
+    **dict.fromkeys(
+        "T-024 T-074".split(), "needs a second card or a container on the test machine"
+    ),
     **dict.fromkeys("T-077 T-102 D-12".split(), "belongs to `emit`, which is not here yet"),
-    **dict.fromkeys("T-080 T-081 T-083 T-085 T-086 T-087 T-089".split(), "belongs to `models pull`"),
+    **dict.fromkeys(
+        "T-080 T-081 T-083 T-085 T-086 T-087 T-089".split(), "belongs to `models pull`"
+    ),
     "T-041": "belongs to `report`, which is not here yet",
     "T-027": "a refused pin is not yet told from full VRAM by the server's last lines",
 }
@@ -41,7 +45,9 @@ def ids_with_tests() -> set[str]:
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.lstrip().startswith("def test_") or "# " in line:
-                found |= {f"{kind}-{number}" for kind, number in _ID.findall(line.replace("_", " "))}
+                found |= {
+                    f"{kind}-{number}" for kind, number in _ID.findall(line.replace("_", " "))
+                }
     return found
 
 

@@ -74,7 +74,11 @@ def test_what_would_not_load_is_not_written(file, key, value, hint):
 
 
 def test_every_type_is_spelt_as_toml(file):
-    for key, value in (("cpu.swizzled", "0"), ("doctor.ignore", "GPU-001, GPU-002"), ("vram.stage_gib", "2.6")):
+    for key, value in (
+        ("cpu.swizzled", "0"),
+        ("doctor.ignore", "GPU-001, GPU-002"),
+        ("vram.stage_gib", "2.6"),
+    ):
         set_value(file, key, value)
     found = tomllib.loads(file.read_text())
     assert found["cpu"] == {"swizzled": False}
