@@ -2,7 +2,7 @@
 
 Torch-free and numpy-free: a Buffer is a torch CPU tensor, a numpy array or an address. Calls release
 the GIL, block until done and keep no pointer; calls on one CpuKernels are serialised. An ExpertTable
-does keep the addresses it was given: whoever makes one keeps that memory alive.
+keeps the buffers it was given; memory behind plain addresses is the caller's to keep.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class ExpertTable:
         self.hidden, self.intermediate = present[0].gate.in_features, present[0].gate.out_features
         self.bits = (present[0].gate.bits, present[0].up.bits, present[0].down.bits)
         self.act_limit = act_limit
+        # The entries are addresses: the tensors they point into live as long as the table.
+        self._experts = tuple(experts)
         self._entries = (_abi.Expert * len(experts))()
         for index, expert in enumerate(experts):
             if expert is not None:

@@ -24,7 +24,6 @@ _FLAGS = (
     "-pthread",
     "-Wall",
     "-Wextra",
-    "-Werror",
 )
 # Machine code for the cards people have, and PTX of the newest for those to come.
 _CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100", "120")

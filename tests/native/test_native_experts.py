@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import exl3_oracle as oracle
@@ -19,16 +20,22 @@ def run(kernels, table, x, choice):
     return out
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("isa", ISAS)
-def test_picks_agree_with_float64(open_kernels, isa, precision, bits):
+@functools.cache
+def three_experts(bits):
+    """Three experts, inputs, picks and what the oracle makes of them."""
     rng = np.random.default_rng(sum(bits))
     experts = [oracle.random_expert(rng, 384, 640, bits) for _ in range(3)]
     x = rng.normal(size=(4, 384)).astype(np.float32)
     choice = Choice.of((2, 0, 0.5), (0, 1, 0.25), (2, 3, 1.0), (1, 0, 0.125), (2, 1, -0.7))
+    return experts, x, choice, choice.expected(experts, x, 0.0)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_picks_agree_with_float64(open_kernels, isa, precision, bits):
+    experts, x, choice, want = three_experts(bits)
     got = run(open_kernels(isa=isa, precision=precision, threads=2), table_of(experts), x, choice)
-    want = choice.expected(experts, x, 0.0)
     assert relative_rms(got, want) < (2e-6 if precision == "exact" else 5e-4)
     assert (got[2] == 0).all()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import exl3_oracle as oracle
@@ -13,24 +14,33 @@ TINY = Path(__file__).resolve().parents[2] / "reference/tiny/model.safetensors"
 SIZES = ((128, 128), (384, 640), (896, 256))
 
 
+@functools.cache
+def case(bits: int, in_features: int, out_features: int) -> tuple[oracle.Linear, np.ndarray]:
+    """A random linear and its weight by the oracle, which is slow: made once for all kernels."""
+    rng = np.random.default_rng([bits, in_features, out_features])
+    linear = oracle.random_linear(rng, in_features, out_features, bits)
+    return linear, oracle.linear_dequant(linear)
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_decoded_value_is_the_codebooks(open_kernels, isa, bits):
-    linear = oracle.random_linear(np.random.default_rng(bits), 384, 640, bits)
+    linear, _ = case(bits, 384, 640)
     scales = linear.suh.astype(np.float64) * linear.svh.astype(np.float64)[:, None]
     weight = dequant(open_kernels(isa=isa, threads=2), linear).astype(np.float64)
     # Undo both rotations: what is left differs from fp16 values only by float32 rounding of the transforms.
     decoded = oracle.hadamard(oracle.hadamard(weight / scales).T)
-    assert np.abs(decoded - oracle.decode(linear.trellis)).max() < 1e-5
-    assert (decoded.astype(np.float16) == oracle.decode(linear.trellis)).mean() > 0.9999
+    values = oracle.decode(linear.trellis)
+    assert np.abs(decoded - values).max() < 1e-5
+    assert (decoded.astype(np.float16) == values).mean() > 0.9999
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_exact_product_uses_the_codebooks_values_too(open_kernels, isa, bits):
-    linear = oracle.random_linear(np.random.default_rng(bits), 128, 384, bits)
+    linear, weight = case(bits, 128, 128)
     rows = forward(open_kernels(isa=isa), linear, np.eye(128, dtype=np.float32))
-    assert relative_rms(rows.T, oracle.linear_dequant(linear)) < 1e-6
+    assert relative_rms(rows.T, weight) < 1e-6
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -38,14 +48,12 @@ def test_the_exact_product_uses_the_codebooks_values_too(open_kernels, isa, bits
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_linear_of_any_size_agrees_with_float64(open_kernels, isa, precision, bits):
     kernels = open_kernels(isa=isa, precision=precision, threads=2)
-    rng = np.random.default_rng(bits)
     for in_features, out_features in SIZES:
-        linear = oracle.random_linear(rng, in_features, out_features, bits)
+        linear, weight = case(bits, in_features, out_features)
         for rows in (1, 3, 35):
-            x = rng.normal(size=(rows, in_features)).astype(np.float32)
-            want = oracle.linear_forward(linear, x.astype(np.float64))
+            x = np.random.default_rng(rows).normal(size=(rows, in_features)).astype(np.float32)
             limit = 1e-6 if precision == "exact" else 5e-4
-            assert relative_rms(forward(kernels, linear, x), want) < limit
+            assert relative_rms(forward(kernels, linear, x), x @ weight.T) < limit
 
 
 def test_byte_sums_reach_every_value_and_its_tie():

@@ -179,7 +179,7 @@ int glm53_cpu_linear_dequant(glm53_cpu* cpu, const glm53_cpu_linear_dequant_args
                 static_cast<unsigned long long>(args->out_bytes),
                 static_cast<unsigned long long>(want));
     const std::lock_guard lock(handle.mutex);
-    linear_dequant(handle.pool, handle.kernels, linear, args->out);
+    linear_dequant(handle.pool, handle.kernels.dense, linear, args->out);
   });
 }
 

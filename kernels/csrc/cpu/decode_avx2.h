@@ -25,6 +25,23 @@ struct alignas(32) Words {
 /* Input features in the order of the weight lanes: position i of 16 holds feature kOrder[i]. */
 inline constexpr std::array<int, 16> kOrder = {1, 0, 9, 8, 3, 2, 11, 10, 5, 4, 13, 12, 7, 6, 15, 14};
 
+/* 16 features a = 0..7, b = 8..15 to avx2::kOrder, and back. */
+GLM53_INLINE void to_order(__m256& a, __m256& b) {
+  const __m256d x = _mm256_castps_pd(_mm256_permute_ps(a, 0xB1));
+  const __m256d y = _mm256_castps_pd(_mm256_permute_ps(b, 0xB1));
+  const __m256 even = _mm256_castpd_ps(_mm256_unpacklo_pd(x, y));
+  const __m256 odd = _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+  a = _mm256_permute2f128_ps(even, odd, 0x20);
+  b = _mm256_permute2f128_ps(even, odd, 0x31);
+}
+
+GLM53_INLINE void from_order(__m256& a, __m256& b) {
+  const __m256d even = _mm256_castps_pd(_mm256_permute2f128_ps(a, b, 0x20));
+  const __m256d odd = _mm256_castps_pd(_mm256_permute2f128_ps(a, b, 0x31));
+  a = _mm256_permute_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(even, odd)), 0xB1);
+  b = _mm256_permute_ps(_mm256_castpd_ps(_mm256_unpackhi_pd(even, odd)), 0xB1);
+}
+
 /* Up to 3 bits, one 16-byte load covers all 32 symbols; above, each 8 symbols have their own. */
 template <std::uint32_t Bits>
 constexpr bool kOneLoad = Bits <= 3;

@@ -103,7 +103,7 @@ class Batch {
       const std::uint16_t* suh = layer_.down(group.expert).suh + column;
       const Rotated to = rotated(down_in_, group, row);
       for (std::uint32_t r = 0; r < group.count; ++r) {
-        engine_.kernels.activate(gate + r * row, up + r * row, layer_.act_limit, kBlock);
+        engine_.dense.activate(gate + r * row, up + r * row, layer_.act_limit, kBlock);
         engine_.arithmetic.rotate_in(gate + r * row, suh, to.at(block, r), to.stride(), kBlock);
       }
     };

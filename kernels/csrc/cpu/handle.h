@@ -16,7 +16,7 @@ struct glm53_cpu {
   glm53::Scratch scratch;
   std::mutex mutex;
 
-  glm53::Engine engine() { return {pool, kernels, arithmetic}; }
+  glm53::Engine engine() { return {pool, arithmetic, kernels.dense}; }
 };
 
 namespace glm53 {

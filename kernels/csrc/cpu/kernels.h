@@ -40,13 +40,8 @@ struct Arithmetic {
   void (*band[9])(const Band& band);
 };
 
-struct Kernels {
-  glm53_isa isa;
-  /* The codebook's own fp16 values, float32 activations. */
-  Arithmetic exact;
-  /* The codebook before its rounding and, where that is faster, int16 activations with a scale per
-   * block: about 2.1e-4 relative RMS of each linear. */
-  Arithmetic fast;
+/* What is done to whole blocks of 128. */
+struct Dense {
   /* y = hadamard(y) * svh for one block of 128. */
   void (*rotate_out)(float* y, const std::uint16_t* svh);
   /* gate[i] = min(silu(gate[i]), limit) * clamp(up[i], -limit, limit); limit 0: no clamp. */
@@ -56,8 +51,19 @@ struct Kernels {
                         float* block);
 };
 
-extern const Kernels kScalarKernels;
-extern const Kernels kAvx2Kernels;
+extern const Arithmetic kScalarExact, kAvx2Exact, kAvx2Fast, kAvx512Exact, kAvx512Fast;
+extern const Dense kScalarDense, kAvx2Dense;
+
+/* One instruction set.
+ * exact: the codebook's own fp16 values, float32 activations.
+ * fast: the codebook before its rounding and int16 activations with a scale per block, where the set
+ * gains by it: about 2.1e-4 relative RMS of each linear. */
+struct Kernels {
+  glm53_isa isa;
+  const Arithmetic& exact;
+  const Arithmetic& fast;
+  const Dense& dense;
+};
 
 /* GLM53_ISA_AUTO: the best this CPU runs. Refuses what it cannot run. */
 const Kernels& select_kernels(std::uint32_t isa);

@@ -103,15 +103,13 @@ void dequant_block(const Trellis& trellis, std::uint32_t in_block, std::uint32_t
   for (std::uint32_t n = 0; n < kBlock; ++n) hadamard128(block + n * kBlock);
 }
 
-constexpr Arithmetic kArithmetic = {
+}  // namespace
+
+const Arithmetic kScalarExact = {
     rotate_in,
     {nullptr, band<1>, band<2>, band<3>, band<4>, band<5>, band<6>, band<7>, band<8>},
 };
 
-}  // namespace
-
-const Kernels kScalarKernels = {
-    GLM53_ISA_SCALAR, kArithmetic, kArithmetic, rotate_out, activate, dequant_block,
-};
+const Dense kScalarDense = {rotate_out, activate, dequant_block};
 
 }  // namespace glm53

@@ -17,7 +17,7 @@ float* Scratch::take(std::size_t floats) {
   return memory_.get();
 }
 
-void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, float* out) {
+void linear_dequant(Pool& pool, const Dense& dense, const Linear& linear, float* out) {
   const std::uint32_t in = linear.trellis.in_features;
   const std::uint32_t in_blocks = in / kBlock, out_blocks = linear.trellis.out_features / kBlock;
   auto one_block = [&](std::uint32_t item) {
@@ -27,7 +27,7 @@ void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, fl
     for (std::uint32_t k = 0; k < kBlock; ++k) {
       scale[k] = half_to_float(linear.suh[in_block * kBlock + k]);
     }
-    kernels.dequant_block(linear.trellis, in_block, out_block, block);
+    dense.dequant_block(linear.trellis, in_block, out_block, block);
     for (std::uint32_t n = 0; n < kBlock; ++n) {
       const std::uint32_t row = out_block * kBlock + n;
       const float row_scale = half_to_float(linear.svh[row]);
@@ -55,7 +55,7 @@ void linear_band(const Engine& engine, const Linear& linear, std::uint32_t block
     };
     engine.arithmetic.band[trellis.bits](band);
     for (std::uint32_t r = 0; r < band.rows; ++r) {
-      engine.kernels.rotate_out(band.y + r * y_stride, linear.svh + block * kBlock);
+      engine.dense.rotate_out(band.y + r * y_stride, linear.svh + block * kBlock);
     }
   }
 }

@@ -19,8 +19,8 @@ struct Linear {
 /* What one forward runs on. */
 struct Engine {
   Pool& pool;
-  const Kernels& kernels;
   const Arithmetic& arithmetic;
+  const Dense& dense;
 };
 
 /* float32 memory, aligned to cache lines, that grows and is reused; contents are not kept. */
@@ -50,7 +50,7 @@ struct Rotated {
   std::size_t stride() const { return rows * kRotatedBlock; }
 };
 
-void linear_dequant(Pool& pool, const Kernels& kernels, const Linear& linear, float* out);
+void linear_dequant(Pool& pool, const Dense& dense, const Linear& linear, float* out);
 
 void linear_forward(const Engine& engine, Scratch& scratch, const Linear& linear, const float* x,
                     std::uint32_t rows, float* out);

@@ -1,0 +1,217 @@
+"""How fast one core streams trellis through a full-size expert, beside what the memory can deliver.
+
+    python bench/cpu_kernels.py [--hidden 4096] [--intermediate 2048] [--bits 3] [--rounds 5] [--out FILE]
+
+Prints GB/s of trellis for every instruction set and precision this CPU has, for 1..N threads, and the
+memory's read bandwidth at the same thread counts. The experts do not fit the last-level cache; arms take
+turns within a round, so that a drift of the machine meets all of them. The result goes to bench/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import cpuinfo
+import numpy as np
+
+from glm53_kernels import CpuKernels, Expert, ExpertTable, Linear, Picks, Unsupported
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKING_SET_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One thing to time: `run` reads `bytes_read` bytes."""
+
+    name: str
+    threads: int
+    bytes_read: int
+    run: Callable[[], object]
+
+
+def make_experts(hidden: int, intermediate: int, bits: int, count: int) -> ExpertTable:
+    rng = np.random.default_rng(0)
+
+    def linear(in_features: int, out_features: int) -> Linear:
+        shape = (in_features // 16, out_features // 16, 16 * bits)
+        trellis = rng.integers(-(2**15), 2**15, shape, dtype=np.int16)
+        suh = np.ones(in_features, np.float16)
+        svh = np.full(out_features, in_features**-0.5, np.float16)
+        return Linear(in_features, out_features, bits, trellis, suh, svh)
+
+    def expert() -> Expert:
+        return Expert(
+            linear(hidden, intermediate), linear(hidden, intermediate), linear(intermediate, hidden)
+        )
+
+    return ExpertTable([expert() for _ in range(count)], act_limit=10.0)
+
+
+def expert_arms(table: ExpertTable, bits: int, threads: int) -> list[Arm]:
+    """One row through every expert, as one call: what a decode step asks of the kernels."""
+    count = len(table)
+    x = np.random.default_rng(1).normal(size=(1, table.hidden)).astype(np.float32)
+    out = np.zeros_like(x)
+    order = np.arange(count, dtype=np.int32)
+    arms = []
+    for isa, precision in (
+        ("scalar", "exact"),
+        ("avx2", "exact"),
+        ("avx2", "fast"),
+        ("avx512", "exact"),
+        ("avx512", "fast"),
+    ):
+        try:
+            kernels = CpuKernels(threads=threads, isa=isa, precision=precision)
+        except Unsupported:
+            continue
+        # The scalar twin is some fifty times slower: one expert is enough to time it.
+        picked = 1 if isa == "scalar" else count
+        picks = Picks(
+            picked, order[:picked].copy(), np.zeros(picked, np.int32), np.ones(picked, np.float32)
+        )
+        expert_bytes = 3 * table.hidden * table.intermediate * bits // 8
+
+        def run(kernels: CpuKernels = kernels, picks: Picks = picks) -> None:
+            kernels.expert_forward(table, x, out, rows=1, picks=picks)
+
+        arms.append(Arm(f"{isa} {precision}", threads, picked * expert_bytes, run))
+    return arms
+
+
+def memory_arm(threads: int) -> Arm:
+    """Every thread sums its own part of a buffer: plain sequential reads."""
+    parts = np.array_split(np.ones(2 * WORKING_SET_BYTES // 8, np.int64), threads)
+    pool = ThreadPoolExecutor(threads)
+
+    def run() -> None:
+        list(pool.map(np.sum, parts))
+
+    return Arm("memory read", threads, 2 * WORKING_SET_BYTES, run)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """GB/s of one run: by the clock, and per second of processor time that the process was given.
+
+    The second is what one core can do even when other programs share the machine.
+    """
+
+    wall: float
+    core: float
+
+
+def measure(arms: list[Arm], rounds: int) -> dict[tuple[str, int], list[Sample]]:
+    """Samples of every round, arms interleaved; the first round only warms up."""
+    samples: dict[tuple[str, int], list[Sample]] = {(arm.name, arm.threads): [] for arm in arms}
+    for round_index in range(rounds + 1):
+        for arm in arms:
+            wall, core = time.perf_counter(), time.process_time()
+            arm.run()
+            wall, core = time.perf_counter() - wall, time.process_time() - core
+            if round_index > 0:
+                gigabytes = arm.bytes_read / 1e9
+                samples[arm.name, arm.threads].append(Sample(gigabytes / wall, gigabytes / core))
+    return samples
+
+
+def report(
+    options: argparse.Namespace, samples: dict[tuple[str, int], list[Sample]], build_id: str
+) -> dict[str, object]:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    return {
+        "what": "cpu_kernels",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip(),
+        "library": build_id,
+        "cpu": cpuinfo.get_cpu_info().get("brand_raw", "unknown"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "load_average_1min": os.getloadavg()[0],
+        "expert": {
+            "hidden": options.hidden,
+            "intermediate": options.intermediate,
+            "bits": options.bits,
+        },
+        "rates": [
+            {
+                "arm": name,
+                "threads": threads,
+                "gb_s_median": round(statistics.median(s.wall for s in runs), 3),
+                "gb_s_best": round(max(s.wall for s in runs), 3),
+                "gb_s_per_core_median": round(statistics.median(s.core for s in runs), 3),
+                "gb_s_per_core_best": round(max(s.core for s in runs), 3),
+                "rounds": len(runs),
+            }
+            for (name, threads), runs in samples.items()
+        ],
+    }
+
+
+def show(result: dict[str, object]) -> None:
+    print(
+        f"{result['cpu']}, {result['cpus']} cpus, load {result['load_average_1min']:.1f}, expert {result['expert']}"
+    )
+    columns = ("gb_s_median", "gb_s_best", "gb_s_per_core_median", "gb_s_per_core_best")
+    print(f"{'arm':14} {'threads':>7} " + " ".join(f"{column:>20}" for column in columns))
+    rates: list[dict[str, object]] = result["rates"]  # pyright: ignore[reportAssignmentType]
+    for rate in sorted(rates, key=lambda rate: (str(rate["arm"]), rate["threads"])):
+        print(
+            f"{rate['arm']:14} {rate['threads']:>7} "
+            + " ".join(f"{rate[c]:>20.3f}" for c in columns)
+        )
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--intermediate", type=int, default=2048)
+    parser.add_argument("--bits", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--threads", type=int, nargs="+", help="thread counts (default: 1, 2, 4 ... all)"
+    )
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    options = parse(argv)
+    cpus = len(os.sched_getaffinity(0))
+    counts = options.threads or sorted({n for n in (1, 2, 4, 8, 14, cpus) if n <= cpus})
+    expert_bytes = 3 * options.hidden * options.intermediate * options.bits // 8
+    table = make_experts(
+        options.hidden,
+        options.intermediate,
+        options.bits,
+        max(2, WORKING_SET_BYTES // expert_bytes),
+    )
+    arms = [arm for n in counts for arm in [*expert_arms(table, options.bits, n), memory_arm(n)]]
+    samples = measure(arms, options.rounds)
+    result = report(options, samples, CpuKernels().build_id)
+    show(result)
+    out = options.out or ROOT / f"bench/results/{datetime.now(UTC):%Y-%m-%d}-cpu-kernels.json"
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {out}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
