@@ -51,6 +51,7 @@ class Generation:
         self._metrics = metrics
         self._queue = asyncio.Queue[Item | ApiError](_QUEUED_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
+        self._failed: ApiError | None = None
         self._open = len(choices)
         self._counted = len(choices)
         metrics.in_flight += self._counted
@@ -88,14 +89,28 @@ class Generation:
 
         Raises ApiError when a generation failed.
         """
-        if self._queue.empty():
+        if self._failed is None and self._queue.empty():
             try:
                 async with asyncio.timeout(timeout_s):
-                    item = await self._queue.get()
+                    return self._handed_out(await self._queue.get())
             except TimeoutError:
                 return None
-        else:
-            item = self._queue.get_nowait()
+        item = self.ready()
+        if item is None and self._failed is not None:
+            raise self._failed
+        return item
+
+    def ready(self) -> Item | None:
+        """The next event if it is there already. A failure is left for `next` to raise."""
+        if self._failed is not None or self._queue.empty():
+            return None
+        item = self._queue.get_nowait()
+        if isinstance(item, ApiError):
+            self._failed = item
+            return None
+        return self._handed_out(item)
+
+    def _handed_out(self, item: Item | ApiError) -> Item:
         if isinstance(item, ApiError):
             raise item
         if isinstance(item[1], Finish):

@@ -23,6 +23,7 @@ from glm53_server.pipeline import OutputEvent
 HEADER_DEADLINE_S = 2.0
 PING_INTERVAL_S = 10.0
 STALLED_CLIENT_S = 60.0
+_WRITE_BYTES = 64 * 1024
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _HEADERS = {
@@ -98,7 +99,9 @@ class EventStream(Response):
         frames = self._encoder.start()
         ping_at_s = loop.time() + PING_INTERVAL_S
         while True:
-            frames += b"" if item is None else self._frames(item)
+            while item is not None:  # what is ready goes out in one write
+                frames += self._frames(item)
+                item = generation.ready() if len(frames) < _WRITE_BYTES else None
             if not frames and loop.time() >= ping_at_s:
                 frames = self._encoder.ping
             if frames:
