@@ -17,7 +17,7 @@ from typing import Any
 from glm53ctl.env import Environ
 from glm53ctl.plan import Plan
 from glm53ctl.probes.system import this_system
-from glm53ctl.supervisor import lifecycle, logs
+from glm53ctl.supervisor import lifecycle, logs, oom, placement
 from glm53ctl.supervisor.child import Child, child_environment
 from glm53ctl.supervisor.classify import (
     Ending,
@@ -31,9 +31,6 @@ from glm53ctl.supervisor.classify import (
 from glm53ctl.supervisor.control import Record, serve_control
 from glm53ctl.supervisor.lifecycle import Action, Event, Phase, Policy, State
 from glm53ctl.supervisor.machine import give_up, step
-from glm53ctl.supervisor.oom import OomWitness, prefer_to_survive, set_score
-from glm53ctl.supervisor.placement import Where
-from glm53ctl.supervisor.placement import judge as judge_placement
 from glm53ctl.supervisor.pulse import PulseReader
 from glm53ctl.supervisor.ready import LoadProgress, Message, Serving
 from glm53ctl.supervisor.record import (
@@ -69,8 +66,8 @@ class Supervisor:
         self._watch: Watch | None = None
         self._pulses = PulseReader(plan, policy)
         self._nvml = this_system(Environ(environment)).nvml
-        self._oom = OomWitness()
-        self._child_score = prefer_to_survive()
+        self._oom = oom.OomWitness()
+        self._child_score = oom.prefer_to_survive()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._version = 0
@@ -213,7 +210,7 @@ class Supervisor:
             failure = Failure("cannot start", f"the server could not be started: {err}")
             self._post(lifecycle.Exited(time.monotonic(), number, failure))
             return
-        set_score(child.process.pid, self._child_score)
+        oom.set_score(child.process.pid, self._child_score)
         self._child = child
         loop = asyncio.get_running_loop()
         loop.add_reader(child.pipe.fd, self._on_pipe, child)
@@ -246,10 +243,11 @@ class Supervisor:
         child, gpu = self._child, self._plan.gpu
         if gpu is not None and child is not None:
             snapshot = await asyncio.to_thread(self._nvml)
-            placement = judge_placement(snapshot, gpu.uuid, set(session_members(child.process.pid)))
-            logs.note(self._instance.log_path, f"placement {placement.where}: {placement.words}")
-            if placement.where is Where.ELSEWHERE:
-                failure = misplaced(placement.words)
+            ours = set(session_members(child.process.pid))
+            found = placement.judge(snapshot, gpu.uuid, ours)
+            logs.note(self._instance.log_path, f"placement {found.where}: {found.words}")
+            if found.where is placement.Where.ELSEWHERE:
+                failure = misplaced(found.words)
                 self._post(lifecycle.Stalled(time.monotonic(), number, failure))
                 return
         now = time.monotonic()
@@ -264,13 +262,13 @@ class Supervisor:
             for message in child.pipe.read():
                 self._on_message(child.number, message)
             child.pipe.close()
-        oom = self._oom.kills_of(child.process.pid)
+        kills = self._oom.kills_of(child.process.pid)
         code = child.reap()
         self._child, self._watch = None, None
         ending = Ending(
             code,
-            oom.kills if oom else None,
-            oom.source if oom else "",
+            kills.kills if kills else None,
+            kills.source if kills else "",
             self._report,
             tuple(logs.tail(self._instance.log_path, 20)),
         )
