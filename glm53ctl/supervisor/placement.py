@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-_NOTHING_BYTES = 512 << 20  # a loaded model holds far more, a driver at rest less
+_NOTHING_BYTES = 100 << 20  # a CUDA context alone is larger, a driver at rest smaller
 
 
 class Where(StrEnum):
