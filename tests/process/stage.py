@@ -22,7 +22,7 @@ from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import Identity, Instance, session_members
 
 FAST = Policy(
-    start_stall_s=8.0,
+    start_stall_s=30.0,
     drain_s=2.0,
     grace_s=1.0,
     kill_s=3.0,
@@ -30,7 +30,7 @@ FAST = Policy(
     backoff_cap_s=0.4,
     poll_s=0.1,
     stall_s=0.3,
-    silent_s=3.0,
+    silent_s=10.0,
 )
 
 
@@ -40,7 +40,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until(true: Callable[[], object], limit_s: float = 10.0) -> object:
+def wait_until(true: Callable[[], object], limit_s: float = 30.0) -> object:
     """Poll for something that happens in other processes; returns the first true value."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
@@ -82,7 +82,7 @@ class Stage:
     def record(self) -> dict:
         return client.request(self.instance, {"verb": "status"})
 
-    def wait_for(self, phase: str, *, restarts: int = 0, limit_s: float = 10.0) -> dict:
+    def wait_for(self, phase: str, *, restarts: int = 0, limit_s: float = 30.0) -> dict:
         def there() -> dict | None:
             found, _ = client.current(self.instance)
             right = found and found["phase"] == phase and found["restarts"] >= restarts
