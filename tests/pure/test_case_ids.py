@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-CASES = """
+
+
+def ids(text: str) -> list[str]:
+    return text.split()
+
+
+CASES = ids("""
 T-001 T-002 T-003 T-005 T-006 T-008 T-009 T-009c T-030 T-028 T-031 T-031b T-032 T-117 T-118
 T-020 T-021 T-024 T-010 T-011 T-013 T-013b T-014 T-015 T-016 T-018
 T-090 T-091 T-092 T-093 T-094 T-096 T-097 T-098 T-100
@@ -19,15 +25,10 @@ T-050 T-052 T-054 T-055 T-056 T-058 T-060 T-061 T-063 T-064 T-065 T-067 T-068 T-
 T-077 T-078 T-079b T-076b T-080 T-081 T-083 T-085 T-086 T-087 T-089
 T-040 T-041 T-070 T-072 T-110 T-111 T-112 T-114 T-115 T-119
 D-01 D-04 D-05 D-06 D-08 D-09 D-11 D-12 D-13 D-14 D-16 D-17 D-18
-""".split()
+""")
 NO_TEST_YET = {
-    **dict.fromkeys(
-        "T-024 T-074".split(), "needs a second card or a container on the test machine"
-    ),
-    **dict.fromkeys("T-077 T-102 D-12".split(), "belongs to `emit`, which is not here yet"),
-    **dict.fromkeys(
-        "T-080 T-081 T-083 T-085 T-086 T-087 T-089".split(), "belongs to `models pull`"
-    ),
+    **dict.fromkeys(ids("T-024 T-074"), "needs a second card or a container on the test machine"),
+    **dict.fromkeys(ids("T-077 T-102 D-12"), "belongs to `emit`, which is not here yet"),
     "T-041": "belongs to `report`, which is not here yet",
     "T-027": "a refused pin is not yet told from full VRAM by the server's last lines",
 }
