@@ -16,7 +16,8 @@ from glm53_server.engine.base import (
     GenRequest,
     Tokens,
 )
-from glm53_server.engine.cpu_worker import Job, Worker
+from glm53_server.engine.cpu_worker import Worker
+from glm53_server.engine.jobs import Job
 
 Script = Callable[[Job], Iterator[tuple[Event, ...]]]
 

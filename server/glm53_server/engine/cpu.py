@@ -19,10 +19,11 @@ from glm53_server.engine.base import (
     Failed,
     GenRequest,
 )
-from glm53_server.engine.cpu_generate import Bounds, generate
+from glm53_server.engine.cpu_generate import generate
 from glm53_server.engine.cpu_grammar import GrammarCompiler
 from glm53_server.engine.cpu_model import CpuModel, Progress, load_model
-from glm53_server.engine.cpu_worker import Job, Worker
+from glm53_server.engine.cpu_worker import Worker
+from glm53_server.engine.jobs import Bounds, Job
 from glm53ctl.checkpoint import Checkpoint, facts, open_checkpoint
 from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
 from glm53ctl.plan import Plan

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from glm53_server.engine.base import (
     Done,
-    EngineError,
-    Event,
     FinishReason,
     GenRequest,
     PromptProgress,
@@ -27,49 +24,11 @@ from glm53_server.engine.base import (
 from glm53_server.engine.cpu_grammar import Guide
 from glm53_server.engine.cpu_model import Cache, CpuModel
 from glm53_server.engine.cpu_sampling import Sampler
+from glm53_server.engine.jobs import Step
 
 # Larger chunks are no faster on two cores, and a cancelled prompt ends with its chunk.
 PREFILL_TOKENS = 128
 _PROGRESS_INTERVAL_S = 0.3
-
-Step = tuple[Event, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request must fit: ids below `vocab_size`, prompt and output within `context_tokens`."""
-
-    vocab_size: int
-    context_tokens: int
-
-    def check(self, request: GenRequest) -> None:
-        """Raise EngineError(400) for a request that can never run."""
-        length = len(request.prompt_ids)
-        if length == 0:
-            raise EngineError(
-                "the prompt is empty", status=400, code="invalid_value", param="prompt"
-            )
-        if length + min(request.max_tokens, 1) > self.context_tokens:
-            raise EngineError(
-                f"the prompt has {length} tokens; the context holds {self.context_tokens} "
-                "for prompt and output together",
-                status=400,
-                code="context_length_exceeded",
-                param="prompt",
-            )
-        biased = (token_id for token_id, _ in request.sampling.logit_bias)
-        for param, ids in (
-            ("prompt", request.prompt_ids),
-            ("logit_bias", biased),
-            ("logprob_ids", request.logprob_ids),
-        ):
-            if wrong := [id for id in ids if not 0 <= id < self.vocab_size]:
-                raise EngineError(
-                    f"token id {wrong[0]} is outside the vocabulary of {self.vocab_size}",
-                    status=400,
-                    code="invalid_value",
-                    param=param,
-                )
 
 
 def generate(

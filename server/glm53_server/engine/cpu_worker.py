@@ -6,7 +6,6 @@ Whatever happens to a job, its reader gets exactly one Done or Failed, and the t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -20,83 +19,10 @@ from glm53_server.engine.base import (
     EngineError,
     Failed,
     FinishReason,
-    GenRequest,
-    Tokens,
 )
-from glm53_server.engine.cpu_generate import Step
-from glm53_server.engine.cpu_grammar import Guide
+from glm53_server.engine.jobs import Counters, Job, Step
 
 log = logging.getLogger(__name__)
-_RATE_WINDOW_S = 10.0
-
-
-class Job:
-    """A submitted request. Made on the event loop; its steps run on the worker's thread."""
-
-    def __init__(self, request: GenRequest, guide: Guide | None) -> None:
-        self.request = request
-        self.guide = guide
-        self.cancelled = False
-        self.completion_tokens = 0
-        self.steps: Iterator[Step] = iter(())
-        self.arrived: asyncio.Queue[Step] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def deliver(self, step: Step) -> None:
-        """Hand events to the reader, from the worker's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self.arrived.put_nowait, step)
-        except RuntimeError:  # the reader's event loop is closed: nobody is left to read
-            self.cancelled = True
-
-    def end(self, event: Done | Failed) -> None:
-        """Deliver the last event of a job that ended otherwise than by its own steps."""
-        self.steps = iter(())
-        self.deliver((event,))
-
-
-class Counters:
-    """What the worker has done so far. Written by its thread, read from any."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.requests = 0
-        self.failed = 0
-        self.cancelled = 0
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.prefill_s = 0.0
-        self.decode_s = 0.0
-        self._recent: deque[tuple[float, int]] = deque(maxlen=1024)
-
-    def count(self, job: Job, step: Step, took_s: float) -> None:
-        """One step of one job, and how long it took."""
-        self.steps += 1
-        if job.completion_tokens == 0:  # up to and including the first token
-            self.prefill_s += took_s
-        else:
-            self.decode_s += took_s
-        self.count_tokens(job, step)
-
-    def count_tokens(self, job: Job, step: Step) -> None:
-        """The tokens a step brought to one job."""
-        produced = sum(len(event.ids) for event in step if isinstance(event, Tokens))
-        if not produced:
-            return
-        if job.completion_tokens == 0:
-            self.prompt_tokens += len(job.request.prompt_ids)
-        job.completion_tokens += produced
-        self.completion_tokens += produced
-        self._recent.append((time.monotonic(), produced))
-
-    def recent_tokens_per_s(self) -> float:
-        """Tokens produced per second over the last ten seconds with output."""
-        since = time.monotonic() - _RATE_WINDOW_S
-        recent = [(at_s, tokens) for at_s, tokens in tuple(self._recent) if at_s >= since]
-        if len(recent) < 2:
-            return 0.0
-        span_s = recent[-1][0] - recent[0][0]
-        return sum(tokens for _, tokens in recent[1:]) / span_s if span_s > 0 else 0.0
 
 
 class Worker:

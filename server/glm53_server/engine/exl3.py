@@ -19,14 +19,13 @@ from glm53_server.engine.base import (
     Failed,
     GenRequest,
 )
-from glm53_server.engine.cpu_generate import Bounds
-from glm53_server.engine.cpu_worker import Job
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory
 from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, load_model
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
 from glm53_server.engine.exl3_worker import Exl3Worker
+from glm53_server.engine.jobs import Bounds, Job
 from glm53_server.moe.arena import PinRefused
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers

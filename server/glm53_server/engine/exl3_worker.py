@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from glm53_server.engine.base import Done, EngineError, Event, Failed, FinishReason, Tokens
-from glm53_server.engine.cpu_worker import Counters, Job
 from glm53_server.engine.exl3_session import Session
+from glm53_server.engine.jobs import Counters, Job
 
 log = logging.getLogger(__name__)
 Command = Callable[[], None]
