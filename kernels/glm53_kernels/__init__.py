@@ -10,7 +10,7 @@ Importing this package loads no library; making a CpuKernels does.
 from __future__ import annotations
 
 from .buffers import Buffer
-from .cpu import CpuKernels, Expert, ExpertTable, Isa, Linear, Picks
+from .cpu import CpuKernels, Expert, ExpertTable, Isa, Linear, Picks, Precision
 from .errors import (
     AbiMismatch,
     BadArgument,
@@ -38,6 +38,7 @@ __all__ = [
     "Linear",
     "NativeFailure",
     "Picks",
+    "Precision",
     "StaleLibrary",
     "TierShape",
     "TierStats",
