@@ -8,6 +8,7 @@ from pathlib import Path
 
 from glm53ctl.env import Environ, Row
 from glm53ctl.errors import UsageError
+from glm53ctl.paths import foreign_home
 from glm53ctl.profile import find_row, line_of, load
 
 
@@ -55,6 +56,12 @@ def _toml(row: Row, value: str) -> str:
 
 
 def _write(file: Path, text: str) -> None:
+    owner = foreign_home(Environ.current(), file, user_id=os.geteuid())
+    if owner:
+        raise UsageError(
+            f"{file} would belong to root in the home of {owner}",
+            hint="run it without sudo: nothing of glm53ctl needs root",
+        )
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -52,6 +52,15 @@ def user_paths(
     )
 
 
+def foreign_home(environ: Environ, file: Path, *, user_id: int) -> str | None:
+    """The user whose home would receive a file owned by root, when sudo kept that home."""
+    user = environ.get("SUDO_USER")
+    if user_id != 0 or user is None or user == "root":
+        return None
+    existing = next((folder for folder in file.parents if folder.exists()), Path("/"))
+    return user if existing.stat().st_uid != 0 else None
+
+
 def profiles_dir() -> Path:
     """The shipped profiles: inside an installed wheel, or at the root of a checkout."""
     shipped = _PACKAGE / "_profiles"

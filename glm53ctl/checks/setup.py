@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped
 from glm53ctl.hardware import Evidence
+from glm53ctl.paths import foreign_home
 from glm53ctl.planner import LOOPBACK
 
 
@@ -19,6 +22,19 @@ def host(context: Context) -> Finding:
     if where is None:
         where = "virtual machine" if context.hardware.cpu.hypervisor else "bare metal"
     return passed(f"{found.system}, {found.kernel}, {where}")
+
+
+def owner(context: Context) -> Finding:
+    """Root through sudo leaves files in somebody's home that they cannot change afterwards."""
+    file = context.paths.config_file
+    user = foreign_home(context.system.environ, file, user_id=os.geteuid())
+    if user is None:
+        return passed("not root through sudo")
+    return Finding(
+        Status.WARN,
+        f"running as root in the home of {user}",
+        fix=Fix("run glm53ctl without sudo: it needs no root"),
+    )
 
 
 def settings(context: Context) -> Finding:
@@ -128,7 +144,11 @@ def fit(context: Context) -> Finding:
     return passed(f"{outcome.model_name} in mode {outcome.plan.mode}{speed}")
 
 
-FIRST = (Spec("HOST-001", "host", "Host", host), Spec("CFG-001", "settings", "Host", settings))
+FIRST = (
+    Spec("HOST-001", "host", "Host", host),
+    Spec("HOST-002", "user", "Host", owner),
+    Spec("CFG-001", "settings", "Host", settings),
+)
 LAST = (
     Spec("ENG-001", "engine", "Engine", engines),
     Spec("NET-001", "port", "Network", address),

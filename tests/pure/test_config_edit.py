@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from glm53ctl import profile
 from glm53ctl.config_edit import set_value
 from glm53ctl.env import Environ
 from glm53ctl.errors import UsageError
+from glm53ctl.paths import foreign_home
 
 MINE = """# my machine
 mode = "fast"   # the big one
@@ -92,3 +95,15 @@ def test_any_text_survives_the_file(tmp_path_factory, text):
     set_value(file, "model.served_name", text)
     found = profile.load({}, environ=Environ({"HOME": "/nonexistent", "GLM53_CONFIG": str(file)}))
     assert found.settings.served_name == text
+
+
+def test_root_through_sudo_does_not_write_into_a_users_home(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    sudo = Environ({"HOME": str(home), "SUDO_USER": "ada"})
+    file = home / ".config/glm53/config.toml"
+    assert foreign_home(sudo, Path("/proc/self/x"), user_id=1000) is None
+    assert foreign_home(Environ({}), file, user_id=0) is None
+    if os.geteuid() == 0:
+        os.chown(home, 1000, 1000)
+    assert foreign_home(sudo, file, user_id=0) == "ada"
