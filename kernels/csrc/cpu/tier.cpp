@@ -55,17 +55,16 @@ TierCounters Tier::counters() const {
 }
 
 bool Tier::reset() {
-  if (computing_.load(std::memory_order_acquire)) return false;
+  if (served_.load(std::memory_order_acquire) != load(mailbox_->posted)) return false;
   aborted_.store(false, std::memory_order_release);
   return true;
 }
 
 void Tier::serve() {
-  std::uint32_t last = 0;
   int polls = 0;
   while (!stopping_.load(std::memory_order_relaxed)) {
     const std::uint32_t posted = load(mailbox_->posted);
-    if (posted == last) {
+    if (posted == served_.load(std::memory_order_relaxed)) {
       if (++polls < kPollsBeforeNap) {
         __builtin_ia32_pause();
       } else {
@@ -74,11 +73,9 @@ void Tier::serve() {
       continue;
     }
     polls = 0;
-    last = posted;
-    computing_.store(true, std::memory_order_release);
     compute(posted);
-    computing_.store(false, std::memory_order_release);
     finish(posted);
+    served_.store(posted, std::memory_order_release);
   }
 }
 
@@ -135,7 +132,8 @@ void Tier::watch() {
       ticks = 0;
       continue;
     }
-    if (++ticks < limit) continue;
+    // The other layers of a failed step are let go at once.
+    if (++ticks < (aborted() ? 1 : limit)) continue;
     ticks = 0;
     timeouts_ += 1;
     aborted_.store(true, std::memory_order_release);

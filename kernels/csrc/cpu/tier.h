@@ -36,7 +36,7 @@ class Tier {
 
   TierCounters counters() const;
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  /* Accept jobs again. False while the job that hung is still being computed. */
+  /* Accept jobs again. False while a job that was given up is still to be computed. */
   bool reset();
 
  private:
@@ -49,7 +49,8 @@ class Tier {
   const TierShape shape_;
   const std::vector<glm53_expert> tables_;
   Mailbox* const mailbox_;
-  std::atomic<bool> stopping_{false}, aborted_{false}, computing_{false};
+  std::atomic<bool> stopping_{false}, aborted_{false};
+  std::atomic<std::uint32_t> served_{0};  // the last job whose computation ended
   std::atomic<std::uint64_t> jobs_{0}, experts_{0}, picks_{0}, busy_ns_{0}, empty_ns_{0}, max_busy_ns_{0},
       timeouts_{0};
   std::thread server_, watchdog_;
