@@ -157,14 +157,15 @@ def _delivery(stream: Facts | None) -> Chart | None:
     series = tuple(
         Series(
             one["endpoint"],
-            tuple(round((i + 0.5) * one["bin_s"], 3) for i in range(len(one["bin_chars"]))),
+            tuple((i + 0.5) * 100 / len(one["bin_chars"]) for i in range(len(one["bin_chars"]))),
             tuple(count / one["bin_s"] if one["bin_s"] else 0.0 for count in one["bin_chars"]),
         )
         for one in found
     )
     return Chart(
         "delivery", "Text delivered while it is generated", "bars",
-        "seconds since the first token could come", "characters/s", series,
+        "part of the answer's time, %", "characters/s", series,
+        note="flat: delivered as it is generated; a peak at the end: held back and flushed",
     )  # fmt: skip
 
 

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import importlib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from glm53ctl.bench.charts import Chart
 from glm53ctl.errors import UsageError
 
-COLOURS = ("#2563b8", "#c2571a", "#2c8a57", "#8a4fb0")
+THEMES: dict[str, dict[str, str]] = {
+    "": {},
+    "-dark": {
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#1b2129"),
+        **dict.fromkeys(
+            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"),
+            "#e6eaf0",
+        ),
+        "grid.color": "#5b6675",
+    },
+}
+COLOURS = ("#4a86d8", "#d9692a", "#3a9c66", "#a066c8")  # legible on both themes
 WIDTH_IN, HEIGHT_IN, DOTS = 7.0, 4.2, 130
 
 
 def write(charts: list[Chart], folder: Path) -> list[Path]:
-    """One file per chart, named after it. Raises UsageError without matplotlib."""
+    """Two files per chart, light and dark, named after it. Raises UsageError without matplotlib."""
     try:
+        library: Any = importlib.import_module("matplotlib")
         figures: Any = importlib.import_module("matplotlib.figure")
         canvases: Any = importlib.import_module("matplotlib.backends.backend_agg")
     except ImportError as err:
@@ -24,13 +37,13 @@ def write(charts: list[Chart], folder: Path) -> list[Path]:
         ) from err
     folder.mkdir(parents=True, exist_ok=True)
     found: list[Path] = []
-    for chart in charts:
-        figure = figures.Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DOTS, layout="constrained")
-        canvases.FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        _draw(chart, axes)
-        path = folder / f"{chart.name}.png"
-        figure.savefig(path)
+    for chart, (theme, settings) in product(charts, THEMES.items()):
+        with library.rc_context(settings):
+            figure = figures.Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DOTS, layout="constrained")
+            canvases.FigureCanvasAgg(figure)
+            _draw(chart, figure.add_subplot())
+            path = folder / f"{chart.name}{theme}.png"
+            figure.savefig(path)
         found.append(path)
     return found
 

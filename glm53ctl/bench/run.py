@@ -44,6 +44,7 @@ class Sizes:
 
 SHORT_CPU = Sizes((128, 512), answer_tokens=32, stream_s=8.0)
 SHORT_GPU = Sizes((2048, 8192))
+QUICK = Sizes((64,), (1, 2), 2, answer_tokens=16, stream_s=3.0)
 FULL = Sizes((8192, 16384, 32768, 65536), (1, 2, 3, 4), 3, 1024, 25.0, 32768)
 
 

@@ -178,7 +178,7 @@ def _stacked(chart: Chart, frame: Frame) -> Iterator[str]:
 def _shares(chart: Chart) -> Iterator[str]:
     """Horizontal bars with the label above each: labels of any length fit."""
     left, right = 16, WIDTH - 64
-    room = (HEIGHT - 52 - BOTTOM) / max(1, len(chart.ticks))
+    room = min(66.0, (HEIGHT - 52 - BOTTOM) / max(1, len(chart.ticks)))
     for row, (text, share) in enumerate(zip(chart.ticks, chart.series[0].x, strict=True)):
         y = 52 + row * room
         bar = y + 14

@@ -19,8 +19,10 @@ _COLOURS = {
 }
 
 
-def result_lines(result: Result, changed: list[Change] | None, look: Look) -> Iterator[str]:
-    """What `glm53ctl bench` prints."""
+def result_lines(
+    result: Result, changed: list[Change] | None, look: Look, *, before_tainted: bool = False
+) -> Iterator[str]:
+    """What `glm53ctl bench` prints; `changed` when it is compared with an earlier result."""
     yield machine_words(result)
     yield served_words(result)
     if changed is None:
@@ -28,7 +30,10 @@ def result_lines(result: Result, changed: list[Change] | None, look: Look) -> It
     else:
         rows = [("", "this", "before", "", "change")]
         rows += [(c.now.name, c.now.text, c.before.text, c.now.unit, c.words) for c in changed]
-    yield from columns([*_quality_rows(result, len(rows[0]) if rows else 3), *rows])
+    yield from columns(_quality_rows(result))
+    yield from columns(rows)
+    if changed is not None and before_tainted:
+        yield f"  {look.paint('tainted', 'yellow')}  the earlier result was: changes may be disturbances"
     for text in result.taints:
         yield f"  {look.paint('tainted', 'yellow')}  {text}"
     judged = result.verdict
@@ -55,25 +60,21 @@ def served_words(result: Result) -> str:
     )
 
 
-def _quality_rows(result: Result, width: int) -> list[tuple[str, ...]]:
+def _quality_rows(result: Result) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     panel = result.panel
     if panel is not None and "error" not in panel:
         kl, top1 = panel["mean_kl_top20"], panel["top1_agreement"]
-        words = "not a number" if kl is None else f"{kl:.3g}"
-        rows.append(("panel KL", words, "nats"))
-        rows.append(("panel top-1", f"{top1:.4f}", f"over {panel['positions']} positions"))
+        words = "KL not a number" if kl is None else f"KL {kl:.3g} nats"
+        agreement = f"top-1 {top1:.4f} over {panel['positions']} positions"
+        rows.append(("panel", f"{words}, {agreement}"))
     for one in cast("list[dict[str, Any]]", (result.stream or {}).get("endpoints", [])):
-        shares = f"{one['half_share']:.0%} in the first half"
-        last = f"{one['tail_share']:.0%} in the last second"
-        rows.append(
-            (
-                "delivery",
-                "even" if one["pass"] else "bursts",
-                f"{shares}, {last}, {one['endpoint']}",
-            )
+        shares = (
+            f"{one['half_share']:.0%} in the first half, {one['tail_share']:.0%} in the last second"
         )
-    return [(*row, *[""] * (width - len(row))) if len(row) < width else row for row in rows]
+        how = "even" if one["pass"] else "in bursts"
+        rows.append(("delivery", f"{how}: {shares}, {one['endpoint']}"))
+    return rows
 
 
 def markdown(result: Result, changed: list[Change] | None) -> str:

@@ -63,6 +63,9 @@ def default(
     full: Annotated[
         bool, typer.Option("--full", help="Long prompts, long answers, four streams; an hour.")
     ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Half a minute: the panel, and speed as a rough figure.")
+    ] = False,
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Do not measure link, RAM and cores first.")
     ] = False,
@@ -92,7 +95,7 @@ def default(
     from glm53ctl.bench import run as running
 
     target = _target(instance, url, api_key_file)
-    sizes = running.FULL if full else running.short_sizes(target)
+    sizes = running.QUICK if quick else running.FULL if full else running.short_sizes(target)
     before = _baseline(compare, target)
     result = _measure(target, sizes, before, panel=panel, force=force, measure=not no_measure)
     _write(result, out, html, png)
@@ -192,7 +195,8 @@ def _show(
     elif style == "markdown":
         render.emit(text.markdown(result, changed))
     else:
-        for line in text.result_lines(result, changed, render.look()):
+        tainted = before is not None and bool(before.taints)
+        for line in text.result_lines(result, changed, render.look(), before_tainted=tainted):
             render.emit(line)
     if target.folder is not None:
         render.say(f" saved    {results.save(result, target.folder)}")
