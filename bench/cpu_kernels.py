@@ -10,13 +10,14 @@ turns within a round, so that a drift of the machine meets all of them. The resu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,10 +26,26 @@ from pathlib import Path
 import cpuinfo
 import numpy as np
 
-from glm53_kernels import CpuKernels, Expert, ExpertTable, Linear, Picks, Unsupported
+from glm53_kernels import (
+    CpuKernels,
+    Expert,
+    ExpertTable,
+    Isa,
+    Linear,
+    Picks,
+    Precision,
+    Unsupported,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKING_SET_BYTES = 128 << 20
+ARMS: tuple[tuple[Isa, Precision], ...] = (
+    ("scalar", "exact"),
+    ("avx2", "exact"),
+    ("avx2", "fast"),
+    ("avx512", "exact"),
+    ("avx512", "fast"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +58,7 @@ class Arm:
     run: Callable[[], object]
 
 
-def make_experts(hidden: int, intermediate: int, bits: int, count: int) -> ExpertTable:
+def make_experts(hidden: int, intermediate: int, bits: int, count: int) -> list[Expert]:
     rng = np.random.default_rng(0)
 
     def linear(in_features: int, out_features: int) -> Linear:
@@ -56,39 +73,80 @@ def make_experts(hidden: int, intermediate: int, bits: int, count: int) -> Exper
             linear(hidden, intermediate), linear(hidden, intermediate), linear(intermediate, hidden)
         )
 
-    return ExpertTable([expert() for _ in range(count)], act_limit=10.0)
+    return [expert() for _ in range(count)]
+
+
+def kernels_of(threads: int) -> Iterator[CpuKernels]:
+    """Every instruction set and precision that this CPU has."""
+    for isa, precision in ARMS:
+        with contextlib.suppress(Unsupported):
+            yield CpuKernels(threads=threads, isa=isa, precision=precision)
+
+
+def one_row(count: int) -> Picks:
+    """One row through the first `count` experts, each with weight 1."""
+    return Picks(
+        count,
+        np.arange(count, dtype=np.int32),
+        np.zeros(count, np.int32),
+        np.ones(count, np.float32),
+    )
 
 
 def expert_arms(table: ExpertTable, bits: int, threads: int) -> list[Arm]:
     """One row through every expert, as one call: what a decode step asks of the kernels."""
-    count = len(table)
     x = np.random.default_rng(1).normal(size=(1, table.hidden)).astype(np.float32)
     out = np.zeros_like(x)
-    order = np.arange(count, dtype=np.int32)
-    arms = []
-    for isa, precision in (
-        ("scalar", "exact"),
-        ("avx2", "exact"),
-        ("avx2", "fast"),
-        ("avx512", "exact"),
-        ("avx512", "fast"),
-    ):
-        try:
-            kernels = CpuKernels(threads=threads, isa=isa, precision=precision)
-        except Unsupported:
-            continue
+    expert_bytes = 3 * table.hidden * table.intermediate * bits // 8
+    arms: list[Arm] = []
+    for kernels in kernels_of(threads):
         # The scalar twin is some fifty times slower: one expert is enough to time it.
-        picked = 1 if isa == "scalar" else count
-        picks = Picks(
-            picked, order[:picked].copy(), np.zeros(picked, np.int32), np.ones(picked, np.float32)
-        )
-        expert_bytes = 3 * table.hidden * table.intermediate * bits // 8
+        picks = one_row(1 if kernels.isa == "scalar" else len(table))
 
         def run(kernels: CpuKernels = kernels, picks: Picks = picks) -> None:
             kernels.expert_forward(table, x, out, rows=1, picks=picks)
 
-        arms.append(Arm(f"{isa} {precision}", threads, picked * expert_bytes, run))
+        arms.append(Arm(name_of(kernels), threads, picks.count * expert_bytes, run))
     return arms
+
+
+def name_of(kernels: CpuKernels) -> str:
+    return f"{kernels.isa} {kernels.precision}"
+
+
+def errors(expert: Expert) -> dict[str, float]:
+    """Relative RMS of one full-size expert against float64 on its dequantised weights, by arm."""
+    x = np.random.default_rng(2).normal(size=(1, expert.gate.in_features)).astype(np.float32)
+    scalar = CpuKernels(isa="scalar")
+
+    def through(linear: Linear, inputs: np.ndarray) -> np.ndarray:
+        weight = np.empty((linear.out_features, linear.in_features), np.float32)
+        scalar.linear_dequant(linear, weight)
+        return inputs @ weight.astype(np.float64).T
+
+    gate, up = through(expert.gate, x), through(expert.up, x)
+    want = through(
+        expert.down, np.minimum(gate / (1 + np.exp(-gate)), 10.0) * np.clip(up, -10.0, 10.0)
+    )
+    table, found = ExpertTable([expert], act_limit=10.0), {}
+    for kernels in kernels_of(threads=1):
+        out = np.zeros_like(x)
+        kernels.expert_forward(table, x, out, rows=1, picks=one_row(1))
+        found[name_of(kernels)] = float(np.sqrt(np.mean((out - want) ** 2) / np.mean(want**2)))
+    return found
+
+
+def call_microseconds(threads: int, calls: int = 300) -> float:
+    """Median time of the smallest call there is: what the loops over the pool cost, and the binding."""
+    kernels = CpuKernels(threads=threads)
+    table = ExpertTable(make_experts(256, 128, 1, 1))
+    x, out, picks = np.ones((1, 256), np.float32), np.zeros((1, 256), np.float32), one_row(1)
+    times: list[float] = []
+    for _ in range(calls):
+        started = time.perf_counter()
+        kernels.expert_forward(table, x, out, rows=1, picks=picks)
+        times.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(times)
 
 
 def memory_arm(threads: int) -> Arm:
@@ -128,7 +186,7 @@ def measure(arms: list[Arm], rounds: int) -> dict[tuple[str, int], list[Sample]]
 
 
 def report(
-    options: argparse.Namespace, samples: dict[tuple[str, int], list[Sample]], build_id: str
+    options: argparse.Namespace, samples: dict[tuple[str, int], list[Sample]]
 ) -> dict[str, object]:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
@@ -141,7 +199,7 @@ def report(
         "what": "cpu_kernels",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit.stdout.strip(),
-        "library": build_id,
+        "library": CpuKernels().build_id,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw", "unknown"),
         "cpus": len(os.sched_getaffinity(0)),
         "load_average_1min": os.getloadavg()[0],
@@ -177,6 +235,8 @@ def show(result: dict[str, object]) -> None:
             f"{rate['arm']:14} {rate['threads']:>7} "
             + " ".join(f"{rate[c]:>20.3f}" for c in columns)
         )
+    print(f"relative RMS against float64: {result['relative_rms']}")
+    print(f"smallest call, us by threads: {result['call_us']}")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -197,15 +257,13 @@ def main(argv: list[str]) -> int:
     cpus = len(os.sched_getaffinity(0))
     counts = options.threads or sorted({n for n in (1, 2, 4, 8, 14, cpus) if n <= cpus})
     expert_bytes = 3 * options.hidden * options.intermediate * options.bits // 8
-    table = make_experts(
-        options.hidden,
-        options.intermediate,
-        options.bits,
-        max(2, WORKING_SET_BYTES // expert_bytes),
-    )
+    count = max(2, WORKING_SET_BYTES // expert_bytes)
+    experts = make_experts(options.hidden, options.intermediate, options.bits, count)
+    table = ExpertTable(experts, act_limit=10.0)
     arms = [arm for n in counts for arm in [*expert_arms(table, options.bits, n), memory_arm(n)]]
-    samples = measure(arms, options.rounds)
-    result = report(options, samples, CpuKernels().build_id)
+    result = report(options, measure(arms, options.rounds))
+    result["relative_rms"] = errors(experts[0])
+    result["call_us"] = {str(threads): round(call_microseconds(threads), 1) for threads in counts}
     show(result)
     out = options.out or ROOT / f"bench/results/{datetime.now(UTC):%Y-%m-%d}-cpu-kernels.json"
     out.write_text(json.dumps(result, indent=2) + "\n")
