@@ -79,6 +79,12 @@ class App:
         return self.engine.requests[-1]
 
 
+@pytest.fixture(scope="session")
+def plan_of():
+    """plan_of(script=..., ...) -> Plan"""
+    return make_plan
+
+
 @pytest.fixture
 def make_app():
     """make_app(script=..., listen=..., limits=..., context=...) -> App"""

@@ -39,7 +39,7 @@ def url(serve):
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_document_is_honest(case, url):
     case.call_and_validate(base_url=url, checks=CHECKS)
 
