@@ -118,8 +118,15 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         log("calibrated", found, "share", round(lane.split.share, 3))
         generator = generator_of(loaded, 4, args.chunk)
         lane.enabled = False
-        decode(generator, 1, 96, trace, tiers)
-        body |= {f"exact_c{n}": decode(generator, n, 128, trace, tiers) for n in (1, 2, 4)}
+        ahead, tiers.lookahead = tiers.lookahead, None
+        decode(generator, 1, 80, trace, tiers)
+        body["exact_c1_no_lookahead"] = decode(generator, 1, 96, trace, tiers)
+        tiers.lookahead = ahead
+        body["lookahead_experts"] = ahead.limit if ahead else 0
+        for limit in args.ahead:
+            ahead.limit = limit
+            body[f"exact_c1_lookahead_{limit}"] = decode(generator, 1, 96, trace, tiers)
+        body |= {f"exact_c{n}": decode(generator, n, 112, trace, tiers) for n in (1, 2, 4)}
         lane.enabled = True
         calibrated = lane.split
         decode(generator, 1, 96, trace, tiers)
@@ -161,8 +168,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fast")
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.3, 0.45, 0.6, 0.8])
-    parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 32768])
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.4, 0.55, 0.7])
+    parser.add_argument("--ahead", type=int, nargs="*", default=[1, 3, 2])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[32768])
     parser.add_argument("--skip-speed", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     args = parser.parse_args()

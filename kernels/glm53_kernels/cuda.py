@@ -11,8 +11,18 @@ from pathlib import Path
 
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 2
-COUNTERS = ("hits", "misses", "admitted", "evictions", "no_victim", "invalid", "steps", "bad")
+ABI_VERSION = 3
+COUNTERS = (
+    "hits",
+    "misses",
+    "admitted",
+    "evictions",
+    "no_victim",
+    "invalid",
+    "steps",
+    "bad",
+    "lookahead",
+)
 MAX_PICKS = 256
 LIBRARY = LIB / CUDA.library
 
@@ -61,7 +71,7 @@ class StepStruct(ctypes.Structure):
         ("dither", ctypes.c_float),
         ("sequence", ctypes.c_uint32),
         ("hidden", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("lookahead", ctypes.c_uint32),
         ("picks", ctypes.c_uint64),
         ("x", ctypes.c_uint64),
         ("weights", ctypes.c_uint64),

@@ -4,8 +4,8 @@
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 2
-#define GLM53_NUM_COUNTERS 8
+#define GLM53_CUDA_ABI_VERSION 3
+#define GLM53_NUM_COUNTERS 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,7 +30,8 @@ typedef struct {
     uint32_t* locked;       /* bitset [slots]: never a victim */
     uint32_t* heat;         /* [layers * experts] picks in decode */
     int32_t* hand;          /* [1] */
-    uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad */
+    uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad
+                               lookahead */
     glm53_copy_job* jobs;   /* [256] */
     int32_t* num_jobs;      /* [1] */
     int32_t* num_cpu;       /* [1] picks that the last step posted to the CPU tier */
@@ -47,7 +48,7 @@ typedef struct {
     float dither;    /* in [0, 1) */
     uint32_t sequence;
     uint32_t hidden;
-    uint32_t reserved;
+    uint32_t lookahead; /* 1: picks are a guess for a later layer, best first; nothing is counted as used */
     const int64_t* picks; /* [num_picks] expert ids */
     const void* x;        /* fp16 [rows, hidden] */
     void* weights;        /* fp16 [num_picks]; picks that go to the CPU are set to 0 */

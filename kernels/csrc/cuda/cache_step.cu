@@ -90,7 +90,11 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
         const bool valid = id >= 0 && id < state.experts;
         expert[thread] = valid ? static_cast<int32_t>(id) : -1;
         resident[thread] = valid ? state.slot_of[base + id] : -1;
-        heat[thread] = valid ? atomicAdd(&state.heat[base + id], 1u) : 0;
+        if (step.lookahead) {
+            heat[thread] = kMaxPicks - thread;
+        } else {
+            heat[thread] = valid ? atomicAdd(&state.heat[base + id], 1u) : 0;
+        }
     }
     __syncthreads();
     if (thread == 0) {
@@ -100,6 +104,10 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
                             state.slots, &hand, policy, heat, admissions);
         *state.hand = hand;
         *state.num_jobs = result.admitted;
+        uint64_t* counters = state.counters;
+        if (step.lookahead) counters[8] += result.admitted;
+    }
+    if (thread == 0 && !step.lookahead) {
         uint64_t* counters = state.counters;
         counters[0] += result.hits;
         counters[1] += result.admitted + result.no_victim;

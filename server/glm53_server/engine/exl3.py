@@ -205,17 +205,17 @@ def _tiers(
     gpu, tier = plan.gpu, plan.cpu_tier
     assert loaded.arena is not None
     assert gpu is not None
-    override = None
+    trace = None
     if spec is not None:
         layout = loaded.arena.layout
-        trace = TraceSpec(layers=layout.layers, experts=layout.experts, picks=8)
-        override = RoutingTrace(trace, loaded.device)
+        shape = TraceSpec(layers=layout.layers, experts=layout.experts, picks=8)
+        trace = RoutingTrace(shape, loaded.device)
     budget = VramBudget(
         gpu.reserve_bytes, gpu.elastic_bytes, gpu.stage_bytes, gpu.vram_limit_bytes, gpu.cache_slots
     )
     try:
         lane = None if tier is None else _cpu_lane(loaded, kernels, plan, tier)
-        tiers = build_tiers(loaded, kernels, budget, override, cpu_lane=lane)
+        tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
     except RuntimeError as err:
         if "out of memory" in str(err).lower():
             raise MemoryError(f"VRAM was taken after sizing: {err}") from err

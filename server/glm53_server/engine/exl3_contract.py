@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 PINNED_VERSION = "1.5.1"
@@ -72,24 +71,18 @@ class UnsupportedExllamav3(RuntimeError):
         self.differences = differences
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    tree: ast.Module
-
-    def function(self, class_name: str, name: str) -> ast.FunctionDef | None:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.ClassDef) and node.name == class_name:
-                for item in node.body:
-                    if isinstance(item, ast.FunctionDef) and item.name == name:
-                        return item
-        return None
-
-
-def _parse(package: Path, path: str) -> _Source:
+def _find_function(package: Path, path: str, class_name: str, name: str) -> ast.FunctionDef | None:
+    """One method's syntax tree; None when the file, the class or the method is not there."""
     try:
-        return _Source(ast.parse((package / path).read_text(encoding="utf-8")))
-    except (OSError, SyntaxError) as err:
-        raise UnsupportedExllamav3([f"{path} cannot be read: {err}"]) from err
+        tree = ast.parse((package / path).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for item in node.body:
+                if isinstance(item, ast.FunctionDef) and item.name == name:
+                    return item
+    return None
 
 
 def _calls(function: ast.FunctionDef, method: str) -> list[ast.Call]:
@@ -130,13 +123,13 @@ def find_differences(package: Path) -> list[str]:
 
 def _find_hook_differences(package: Path) -> list[str]:
     differences: list[str] = []
-    get_tensor = _parse(package, "loader/safetensors.py").function(
-        "SafetensorsCollection", "get_tensor"
+    get_tensor = _find_function(
+        package, "loader/safetensors.py", "SafetensorsCollection", "get_tensor"
     )
     names = [a.arg for a in get_tensor.args.args] if get_tensor else []
     if names != GET_TENSOR_PARAMETERS:
         differences.append(f"SafetensorsCollection.get_tensor takes ({', '.join(names)})")
-    load = _parse(package, "modules/linear.py").function("Linear", "load_exl3")
+    load = _find_function(package, "modules/linear.py", "Linear", "load_exl3")
     trellis = [
         call
         for call in (_calls(load, "get_tensor") if load else [])
@@ -144,7 +137,7 @@ def _find_hook_differences(package: Path) -> list[str]:
     ]
     if len(trellis) != 1:
         differences.append(f"Linear.load_exl3 fetches the trellis {len(trellis)} times, not once")
-    forward = _parse(package, "modules/block_sparse_mlp.py").function("BlockSparseMLP", "forward")
+    forward = _find_function(package, "modules/block_sparse_mlp.py", "BlockSparseMLP", "forward")
     for method in FORWARD_CALLS_ONCE:
         count = len(_calls(forward, method)) if forward else 0
         if count != 1:

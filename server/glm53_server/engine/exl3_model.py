@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,31 @@ def expert_shape(block: Any) -> ExpertShape:
         act_limit=float(block.act_limit),
         picks_per_row=block.num_experts_per_tok,
     )
+
+
+class RouterGuess:
+    """A Guess: the later layer's own router on the earlier layer's input, in buffers of its own.
+
+    Make it after the warm-up, so that the routers' lazily built tensors are shared, not built again.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        from exllamav3.modules.block_sparse_mlp_routing import routing_dots
+
+        self._route = routing_dots
+        self._configs = [
+            replace(
+                block.routing_cfg,
+                router_logits_bsz1=torch.empty_like(block.routing_cfg.router_logits_bsz1),
+                routing_weights_bsz1=torch.empty_like(block.routing_cfg.routing_weights_bsz1),
+                selected_experts_bsz1=torch.empty_like(block.routing_cfg.selected_experts_bsz1),
+            )
+            for block in moe_blocks(loaded)
+        ]
+
+    def __call__(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
+        picks, _ = self._route(1, self._configs[layer], x, {})
+        return picks
 
 
 def check_loaded(loaded: LoadedModel) -> None:

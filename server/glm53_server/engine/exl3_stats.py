@@ -31,7 +31,13 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
         "invalid_picks": counters["invalid"],
         "bad_slots": counters["bad"],
         "hit_rate": round(counters["hits"] / seen, 4) if seen else None,
-        "decode_link_gb": round(counters["admitted"] * layout.record_bytes / 1e9, 3),
+        "decode_link_gb": round(
+            (counters["admitted"] + counters["lookahead"]) * layout.record_bytes / 1e9, 3
+        ),
+        "lookahead": {
+            "experts_per_layer": tiers.lookahead.limit if tiers.lookahead is not None else 0,
+            "copied": counters["lookahead"],
+        },
         "decode_steps": tiers.decode_steps,
         "in_place_passes": tiers.in_place_passes,
         "mem_alloc_gb": round(torch.cuda.memory_allocated(residency.device) / 1e9, 2),

@@ -10,21 +10,26 @@ from glm53_kernels import CpuKernels
 from glm53_kernels.cuda import CudaKernels
 from glm53_server.engine.exl3_model import (
     LoadedModel,
+    RouterGuess,
     attach,
     expert_scales,
     expert_shape,
     moe_blocks,
     tables_of,
 )
-from glm53_server.moe.calibrate import calibrate
+from glm53_server.moe.calibrate import calibrate, measure_link_s
 from glm53_server.moe.cpu_tier import CpuLane
-from glm53_server.moe.layer import ExpertTiers, RouteOverride
+from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.lookahead import Guess, Lookahead
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
+from glm53_server.moe.routing_trace import RoutingTrace
 from glm53_server.moe.slots import SlotMemory, plan_slots
 from glm53_server.moe.split import SplitState, balanced_share
 from glm53ctl.plan import CpuTierPlan
 
+# What a layer's attention leaves the link to do, on a card of the class this project is for.
+LOOKAHEAD_WINDOW_S = 4e-4
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
 
 
@@ -37,6 +42,7 @@ class VramBudget:
     stage: int
     limit: int | None = None
     slots: int | None = None
+    lookahead: int | None = None  # experts copied ahead per layer; None: what fits its attention
 
 
 def free_for_slots(budget: VramBudget, free_bytes: int, total_bytes: int) -> int:
@@ -50,7 +56,7 @@ def build_tiers(
     loaded: LoadedModel,
     kernels: CudaKernels,
     budget: VramBudget,
-    route_override: RouteOverride | None = None,
+    trace: RoutingTrace | None = None,
     stage_rows: int = STAGE_ROWS,
     cpu_lane: CpuLane | None = None,
 ) -> ExpertTiers:
@@ -82,10 +88,23 @@ def build_tiers(
             )
         stager = PrefillStager(residency, memory)
     tiers = ExpertTiers(
-        residency, stager, stage_rows=stage_rows, route_override=route_override, cpu_lane=cpu_lane
+        residency, stager, stage_rows=stage_rows, route_override=trace, cpu_lane=cpu_lane
     )
+    with torch.inference_mode():
+        ahead = budget.lookahead
+        if ahead is None:
+            ahead = lookahead_limit(measure_link_s(residency))
+        residency.heat.zero_()  # the measurement's picks say nothing
+        guess: Guess = RouterGuess(loaded) if trace is None else trace.guess
+        if ahead and plan.total:
+            tiers.lookahead = Lookahead(residency, guess, ahead)
     attach(loaded, tiers)
     return tiers
+
+
+def lookahead_limit(link_s: float) -> int:
+    """How many experts the link moves while one layer computes its attention, at most 3. Pure."""
+    return min(3, int(LOOKAHEAD_WINDOW_S / link_s)) if link_s > 0 else 0
 
 
 def build_cpu_lane(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from glm53_server.moe.cpu_tier import CpuLane
+from glm53_server.moe.lookahead import Lookahead
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 
@@ -40,6 +41,7 @@ class ExpertTiers:
         self.residency = residency
         self.stager = stager
         self.cpu_lane = cpu_lane
+        self.lookahead: Lookahead | None = None
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False
         self.verify_each_step = False
@@ -50,6 +52,8 @@ class ExpertTiers:
 
     def on_pass(self, rows: int, *, cache_only: bool) -> None:
         """A forward pass begins, before its first MoE layer. cache_only: it skips the last MoE."""
+        if self.lookahead is not None:
+            self.lookahead.before_step()
         stager = self.stager
         if stager is None:
             return
@@ -78,12 +82,16 @@ class ExpertTiers:
         if self._route_override is not None:
             self._route_override(layer, picks)
         if picks.shape[0] <= DECODE_ROWS:
+            if self.lookahead is not None:
+                self.lookahead.before_step()
             step = self._steps[layer]
             step.picks = picks.data_ptr()
             step.num_picks = picks.numel()
             if self.cpu_lane is not None:
                 self.cpu_lane.fill(step, x, weights)
             self.residency.decode_step(step)
+            if self.lookahead is not None and picks.shape[0] == 1:
+                self.lookahead.after_route(layer, x)
         elif self.stager is not None and self.stager.passing:
             self.stager.before_layer(layer)
 
@@ -93,5 +101,7 @@ class ExpertTiers:
         if rows <= DECODE_ROWS:
             if self.cpu_lane is not None:
                 self.cpu_lane.combine(self.residency, self._steps[layer], final)
+            if self.lookahead is not None and rows == 1:
+                self.lookahead.after_experts(layer)
         elif self.stager is not None:
             self.stager.after_layer()

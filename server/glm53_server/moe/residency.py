@@ -81,6 +81,12 @@ class Residency:
             num_jobs=self._num_jobs.data_ptr(),
             num_cpu=self._num_cpu.data_ptr(),
         )
+        # A second job list for look-ahead steps, which run beside the decode steps.
+        self._ahead_jobs = zeros(2 * 256, torch.int64)
+        self._ahead_num_jobs = zeros(1, torch.int32)
+        self.ahead_state = ResidencyStruct.from_buffer_copy(self.state)
+        self.ahead_state.jobs = self._ahead_jobs.data_ptr()
+        self.ahead_state.num_jobs = self._ahead_num_jobs.data_ptr()
         properties = torch.cuda.get_device_properties(device)
         self.gather_blocks = 2 * properties.multi_processor_count
         self.admit_limit = (

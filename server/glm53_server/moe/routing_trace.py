@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 
 REPEAT_TARGET = 0.33
+# Share of a layer's picks that its own router names from the previous layer's input (public study).
+GUESS_RECALL = 0.654
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,19 @@ class RoutingTrace:
         uniform = torch.rand((spec.layers, spec.prefill_rows, spec.experts), generator=generator)
         score = log_popularity[:, None, :] - torch.log(-torch.log(uniform.clamp_(1e-12, 1 - 1e-7)))
         self.prefill = torch.topk(score, spec.picks, dim=2).indices.to(device)
+        single = self.decode[:, :, 0].cpu()
+        rows = torch.arange(spec.steps) % spec.prefill_rows
+        wrong = self.prefill[:, rows].cpu().permute(1, 0, 2)
+        right = torch.rand(single.shape, generator=generator) < GUESS_RECALL
+        guesses = torch.where(right, single, wrong)[:, :, None, :]
+        self._guesses = guesses.contiguous().to(device)
         self._spec = spec
         self._step = -1
+
+    def guess(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
+        """A Guess with the recall measured on the real model (GUESS_RECALL), wrong ones by popularity."""
+        del x
+        return self._guesses[self._step, layer]
 
     def restart(self) -> None:
         """Begin at the first step again."""
