@@ -20,4 +20,7 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$want" ]; then
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extra,dev]"
   echo "$want" > "$stamp"
 fi
+# exllamav3's sources, not installed: the contract tests compare them with what the adapter relies on.
+[ -d .cache/exllamav3/exllamav3-1.5.1.dist-info ] ||
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .cache/exllamav3 exllamav3==1.5.1
 .venv/bin/python -m glm53_kernels.build --if-stale

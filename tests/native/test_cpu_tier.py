@@ -53,8 +53,9 @@ def test_answers_are_expert_forwards_bit_for_bit(open_kernels, precision, thread
             x = inputs(rows, seed=sequence)
             got = open_.run(sequence, layer, choice, x)
             assert (got == open_.expected(layer, choice, x)).all(), sequence
-        sent = x.astype(np.float16).astype(np.float32)
-        assert relative_rms(got, choice.expected(layers[layer], sent, 10.0)) < 1.1e-3
+            if sequence == 2:
+                sent = x.astype(np.float16).astype(np.float32)
+                assert relative_rms(got, choice.expected(layers[layer], sent, 10.0)) < 1.1e-3
 
 
 def test_rows_without_picks_are_zero_and_the_last_answer_leaves_nothing(open_kernels) -> None:

@@ -75,7 +75,7 @@ def _find_function(package: Path, path: str, class_name: str, name: str) -> ast.
     """One method's syntax tree; None when the file, the class or the method is not there."""
     try:
         tree = ast.parse((package / path).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+    except (OSError, SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == class_name:
