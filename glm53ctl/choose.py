@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from glm53ctl import profile as profiles
-from glm53ctl.checkpoint import FLASH, ModelFacts, facts, open_checkpoint
-from glm53ctl.env import Environ, Settings
-from glm53ctl.errors import ArtifactError
-from glm53ctl.fetch import is_incomplete
+from glm53ctl.env import Environ
 from glm53ctl.gpu_select import select_gpu
 from glm53ctl.hardware import Hardware
-from glm53ctl.paths import FLASH_FOLDER, Paths, tiny_checkpoint
+from glm53ctl.model_source import find_model
+from glm53ctl.paths import Paths
 from glm53ctl.plan import Plan
 from glm53ctl.planner import Model, Outcome, consider
 from glm53ctl.probes import machine
 from glm53ctl.probes.system import System, this_system
-
-FLASH_NAME = "glm-5.3-flash"
-TINY_NAME = "tiny"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +89,3 @@ def measured(situation: Situation) -> Situation:
 def decide(situation: Situation) -> Outcome:
     """The planner's outcome: a plan or rejections. Pure."""
     return consider(situation.hardware, situation.model, situation.profile, situation.paths)
-
-
-def find_model(settings: Settings, paths: Paths) -> Model:
-    """The checkpoint the settings name, inspected from headers only.
-
-    A missing or incomplete GLM-5.3-Flash is not an error yet: its sizes are known, so it can be
-    planned for.
-    Raises BadModel for a directory that is not a checkpoint.
-    """
-    name = settings.model
-    if settings.load_format != "checkpoint" and name == FLASH_NAME:
-        return Model(FLASH, path=str(tiny_checkpoint()), present=True)
-    if name == TINY_NAME:
-        return Model(_inspect(tiny_checkpoint(), TINY_NAME), path=str(tiny_checkpoint()))
-    if name == FLASH_NAME:
-        folder = settings.model_dir or paths.models_dir / FLASH_FOLDER
-        if not is_incomplete(folder):
-            return Model(_inspect(folder, FLASH_NAME), path=str(folder))
-        return Model(FLASH, path=str(folder), present=False)
-    folder = Path(name).expanduser()
-    if not folder.exists() and "/" not in name:
-        raise ArtifactError(
-            f"there is no model {name!r}",
-            hint=f"use {FLASH_NAME}, {TINY_NAME}, or the directory of a checkpoint",
-        )
-    return Model(_inspect(folder, folder.resolve().name), path=str(folder.resolve()))
-
-
-def _inspect(folder: Path, name: str) -> ModelFacts:
-    return replace(facts(open_checkpoint(folder)), name=name)

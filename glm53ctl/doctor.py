@@ -20,6 +20,7 @@ from glm53ctl.env import nearest
 from glm53ctl.errors import Glm53Error, UsageError
 from glm53ctl.gpu_select import select_gpu
 from glm53ctl.hardware import Gpu, Hardware
+from glm53ctl.model_source import find_model
 from glm53ctl.planner import Model, Outcome, consider
 from glm53ctl.probes import machine, measure
 from glm53ctl.probes.system import System
@@ -100,7 +101,7 @@ def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) 
     model_error: Glm53Error | None = None
     outcome_error: Glm53Error | None = None
     try:
-        model = choose.find_model(profile.settings, paths)
+        model = find_model(profile.settings, paths)
     except Glm53Error as err:
         model_error = err
     if not quick:
