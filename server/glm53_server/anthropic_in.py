@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glm53_server.api_errors import ApiError, invalid
+from glm53_server.api_errors import ApiError, invalid, unsupported
 from glm53_server.schemas_anthropic import Block, CountRequest, InputMessage, MessagesRequest
 from glm53_server.schemas_chat import ChatRequest
 
@@ -16,6 +16,8 @@ _BILLING = "x-anthropic-billing-header"
 
 def chat_request(body: CountRequest) -> ChatRequest:
     """The chat request that means the same. Raises ApiError for images and other non-text."""
+    if (body.model_extra or {}).get("mcp_servers"):
+        raise unsupported("mcp_servers", "this server calls no other servers")
     messages: list[dict[str, Any]] = []
     if system := _system(body.system):
         messages.append({"role": "system", "content": system})

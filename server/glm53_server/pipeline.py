@@ -187,7 +187,7 @@ class ChoicePipeline:
         )
         if parser is None:
             text = piece.value if isinstance(piece, Marker) else piece
-            return self._text(self._stop.feed(text))
+            return self._text(self._unstopped(text))
         if score is not None and parser.may_be_content and token_id not in self._request.stop_ids:
             self._scores.add(score, piece.value if isinstance(piece, Marker) else piece)
         return self._after_parser(parser.feed((piece,)))
@@ -199,7 +199,7 @@ class ChoicePipeline:
                 break
             match event:
                 case Content(text):
-                    events += self._text(self._stop.feed(text))
+                    events += self._text(self._unstopped(text))
                 case CallStart():
                     events += self._text(self._stop.flush())  # a match never spans a call
                     self._scores.pending.clear()
@@ -210,6 +210,11 @@ class ChoicePipeline:
                 case _:
                     events.append(event)
         return events
+
+    def _unstopped(self, text: str) -> str:
+        """What the stop matcher lets through; it begins after the first `min_tokens` ids."""
+        early = self._count <= self._request.min_tokens
+        return text if early else self._stop.feed(text)
 
     def _text(self, text: str) -> list[OutputEvent]:
         return [TextDelta(text, self._scores.take(text))] if text else []

@@ -14,6 +14,8 @@ from glm53_server.schemas_responses import NamedChoice, ResponsesRequest
 # Items that record what a hosted service did; they hold nothing a model reads.
 _RECORDS = {"web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"}
 
+_NEEDS_STORE = ("conversation", "prompt")
+
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
     """The chat request that means the same. Raises ApiError for what needs stored state."""
@@ -21,6 +23,9 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         raise unsupported("previous_response_id", "responses are not stored; send the whole input")
     if body.background:
         raise unsupported("background", "responses are not stored")
+    for name in _NEEDS_STORE:
+        if (body.model_extra or {}).get(name) is not None:
+            raise unsupported(name, "nothing is stored here; send the whole input")
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})

@@ -164,8 +164,9 @@ def test_openai_responses(served):
     prompt = app.tokenizer.decode(app.last.prompt_ids)
     assert "<think>check</think>Sure.<tool_call>get_weather" in prompt
     assert prompt.count("<tool_response>fine</tool_response>") == 2
-    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
-        client.responses.create(model="m", input="x", previous_response_id="resp_1")
+    for field in ("previous_response_id", "conversation"):
+        with pytest.raises(openai.BadRequestError, match=field):
+            client.responses.create(model="m", input="x", **{field: "x_1"})
 
 
 def test_openai_responses_cut_by_length(served):

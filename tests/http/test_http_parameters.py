@@ -154,6 +154,13 @@ def test_ignore_eos_and_min_tokens(app):
     run(ask())
 
 
+def test_stop_strings_wait_for_min_tokens(app):
+    app.say("</think>a b a b a b a b")
+    content = run(app.chat(stop="b", min_tokens=6)).json()["choices"][0]["message"]["content"]
+    assert content.startswith("a b a")
+    assert content.count("b") < 4
+
+
 def test_a_stop_token_id_ends_the_text_before_it(app):
     ids = app.tokenizer.encode_raw(" stop")
     app.say("</think>one stop two")

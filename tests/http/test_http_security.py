@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from glm53_server.routes import base
 from glm53ctl.errors import UsageError
 from glm53ctl.plan import LimitsPlan, ListenPlan
 
@@ -147,6 +148,19 @@ def test_hostile_json_is_a_400(app, body):
         assert (await app.post(CHAT, BODY)).status_code == 200
 
     asyncio.run(ask())
+
+
+def test_a_slow_body_has_a_deadline(app, monkeypatch):
+    monkeypatch.setattr(base, "_BODY_DEADLINE_S", 0.1)
+
+    async def drip():
+        for _ in range(50):
+            yield b" "
+            await asyncio.sleep(0.05)
+
+    answer = asyncio.run(app.client.post(CHAT, content=drip(), headers=JSON))
+    assert answer.status_code == 408
+    assert answer.json()["error"]["code"] == "request_timeout"
 
 
 def test_other_media_types_are_refused(app):

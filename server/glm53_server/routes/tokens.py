@@ -42,10 +42,13 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
 @router.post("/detokenize", response_model=DetokenizeResponse)
 async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """Text of ids, control tokens included unless `skip_special_tokens`."""
-    tokenizer = service_of(request).tokenizer
+    service = service_of(request)
+    tokenizer, hide = service.tokenizer, bool(body.skip_special_tokens)
     if any(token_id >= tokenizer.vocab_size for token_id in body.tokens):
         raise invalid(f"tokens must be below {tokenizer.vocab_size}", "tokens")
-    text = tokenizer.decode(body.tokens, skip_hidden=bool(body.skip_special_tokens))
+    text = await service.off_loop(
+        len(body.tokens), lambda: tokenizer.decode(body.tokens, skip_hidden=hide)
+    )
     return {"text": text, "prompt": text}
 
 
