@@ -30,13 +30,24 @@ def write(name: str, answer: Callable[[str, Path], object]) -> None:
     print(f"wrote {GOLDEN / name}")
 
 
+def write_texts(folder: str, found: dict[str, str]) -> None:
+    """A golden folder: one file per text."""
+    (GOLDEN / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in found.items():
+        (GOLDEN / folder / name).write_text(text, encoding="utf-8")
+    print(f"wrote {len(found)} files in {GOLDEN / folder}")
+
+
 def main() -> None:
     sys.path[:0] = [str(ROOT), str(TESTS)]
     from test_doctor_machines import diagnosis
+    from test_emit_formats import texts
     from test_planner_machines import decision
 
     write("plans.json", decision)
     write("doctor.json", diagnosis)
+    with tempfile.TemporaryDirectory() as folder:
+        write_texts("emit", texts(Path(folder)))
 
 
 if __name__ == "__main__":

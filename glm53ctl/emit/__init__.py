@@ -1,0 +1,1 @@
+"""Text for service managers and gateways, from one `Deployment`. Pure: nothing here writes or runs."""

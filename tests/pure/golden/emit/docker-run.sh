@@ -1,0 +1,22 @@
+docker run --detach --init \
+  --name glm53 \
+  --user 1000:1000 \
+  --env GLM53_HOST=0.0.0.0 \
+  --env GLM53_PORT=8080 \
+  --env GLM53_MODE=fast \
+  --env GLM53_EC_RESERVE_GB=1.5 \
+  --publish 127.0.0.1:8080:8080 \
+  --volume /home/ada/.local/share/glm53/models/GLM-5.3-Flash-exl3-3.05bpw:/models \
+  --volume glm53-state:/state \
+  --gpus device=GPU-52a3a85d-3c55-ca3a-a955-82c69ed360fc \
+  --ulimit memlock=-1 \
+  --shm-size 1g \
+  --cap-drop ALL \
+  --security-opt no-new-privileges:true \
+  --restart unless-stopped \
+  --stop-timeout 75 \
+  --health-cmd 'curl -fsS http://127.0.0.1:8080/health' \
+  --health-start-period 13200s \
+  --log-opt max-size=20m \
+  --log-opt max-file=5 \
+  registry.example/glm53ctl@sha256:0000000000000000000000000000000000000000000000000000000000000000
