@@ -117,7 +117,8 @@ def compare(item: dict[str, Any], rows: list[Row]) -> list[tuple[float, bool, bo
         )
         following = item["tokens"][place] if place < len(item["tokens"]) else best
         value = kl(ids, logprobs, [row.get(token, math.nan) for token in ids])
-        found.append((value, best == ids[0], best == following))
+        known = not math.isnan(row.get(best, math.nan))
+        found.append((value, known and best == ids[0], known and best == following))
     return found
 
 

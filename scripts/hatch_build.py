@@ -16,6 +16,14 @@ _WHEEL_DATA = {
     "profiles": "glm53ctl/_profiles",
     "reference/tiny": "glm53ctl/_reference/tiny",
     "reference/tiny-ref-panel.json": "glm53ctl/_reference/tiny-ref-panel.json",
+    "reference/tiny-digests.json": "glm53ctl/_reference/tiny-digests.json",
+    **{
+        f"bench/{name}.py": f"glm53ctl/_bench/{name}.py"
+        for name in (
+            *("wire", "score_ref_panel", "sweep", "stream_rate"),
+            *("record_panel", "decode_kl"),
+        )
+    },
 }
 
 

@@ -1,0 +1,279 @@
+"""Verdicts, comparisons, host context, damage and plots of `glm53ctl bench`, without a server."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from glm53ctl.bench import charts as charting
+from glm53ctl.bench import compare, context, damage, png_files, report, svg, text, verdict
+from glm53ctl.bench import result as results
+from glm53ctl.bench.result import Judged, Machine, Result, Served
+from glm53ctl.checkpoint import open_checkpoint
+from glm53ctl.errors import UsageError
+from glm53ctl.paths import tiny_checkpoint
+from glm53ctl.plan import Mode
+from glm53ctl.predict import Prediction
+from glm53ctl.render import Look
+
+PANEL = {
+    "file": "p.json", "positions": 768, "expected_positions": 768, "mean_kl_top20": 1.6e-5,
+    "top1_agreement": 0.9948,
+    "per_prompt": [{"i": 3, "positions": 96, "kl": 0.8, "top1": 0.41, "greedy_match": 0.9}],
+    "worst": [{"prompt": 3, "position": 17, "kl": 5.0}],
+}  # fmt: skip
+PREDICTION = Prediction(Mode.CPU, 30.0, 90.0, "RAM bandwidth", "RAM measured")
+STREAM = {"pass": True, "endpoints": []}
+
+
+def decide(**parts):
+    found = {
+        "mode": Mode.CPU, "panel": PANEL, "damaged": (), "stream": STREAM,
+        "decode_tokens_per_s": 40.0, "prediction": PREDICTION, "taints": (), **parts,
+    }  # fmt: skip
+    return verdict.decide(verdict.Evidence(**found))
+
+
+def test_a_right_and_fast_installation_is_ok():
+    assert decide().name == "ok"
+    assert "quality not checked" in decide(panel=None).why
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [({"mean_kl_top20": 2e-4}, "mean KL 0.0002"), ({"mean_kl_top20": None}, "no numbers"),
+     ({"top1_agreement": 0.98}, "top-1"), ({"positions": 767}, "767 of 768"),
+     ({"error": "prompt 2: HTTP 500"}, "prompt 2: HTTP 500")],
+)  # fmt: skip
+def test_a_wrong_answer_fails_quality_and_says_where(changed, word):
+    found = decide(panel=PANEL | changed, damaged=("damaged: layers.3",), decode_tokens_per_s=None)
+    assert (found.name, found.exit_code, found.where) == (
+        "quality failed",
+        1,
+        ("damaged: layers.3",),
+    )
+    assert word in found.why
+    if "error" not in changed:
+        assert "prompt 3 most: KL 0.8, top-1 0.410, worst at position 17 of prompt 3" in found.why
+
+
+def test_the_gpu_modes_are_held_to_zero():
+    assert decide(mode=Mode.EXACT).name == "quality failed"
+    right = PANEL | {"mean_kl_top20": 0.0, "top1_agreement": 1.0}
+    assert decide(mode=Mode.FAST, panel=right).name == "ok"
+
+
+def test_bursts_outweigh_speed_and_name_the_endpoint():
+    late = {"endpoint": "/generate", "pass": False, "half_share": 0.1, "tail_share": 0.6}
+    found = decide(stream={"pass": False, "endpoints": [late]}, decode_tokens_per_s=1.0)
+    assert (found.name, found.exit_code) == ("bursty", 1)
+    assert "/generate delivers in bursts: 10%" in found.why
+
+
+def test_slow_is_only_called_slow_on_an_undisturbed_machine():
+    assert decide(decode_tokens_per_s=23.0).name == "ok"
+    slow = decide(decode_tokens_per_s=20.0)
+    assert (slow.name, slow.exit_code, slow.advice) == ("slow", 0, True)
+    assert "limited by RAM bandwidth" in slow.where[0]
+    assert decide(decode_tokens_per_s=20.0, taints=("swap",)).name == "tainted"
+    assert decide(taints=("swap",)).name == "ok"
+
+
+def spread(median, noise, n=3):
+    values = [median - noise, median, median + noise]
+    return {"median": median, "min": values[0], "max": values[-1], "n": n, "all": values}
+
+
+def make(decode=40.0, *, noise=1.0, ram=10e9, **machine):
+    return Result(
+        created="2026-10-03T12:00:00+00:00", version="0.1.0", command="glm53ctl bench", seconds=90.0,
+        machine=replace(Machine("AMD EPYC", 8, 64 << 30, "Debian, Linux 6"), **machine),
+        served=Served("http://127.0.0.1:8080", "fast", "exl3", "glm", "8f3c2a"),
+        measured={"h2d_bytes_per_s": 25e9, "ram_read_bytes_per_s": ram, "tier_bytes_per_s": None},
+        verdict=Judged("ok", "quality as expected", ()),
+        prediction={"low_tokens_per_s": 30.0, "high_tokens_per_s": 90.0, "bytes_per_token": 10**8},
+        panel=PANEL,
+        stream={"pass": True, "endpoints": [
+            {"endpoint": name, "pass": True, "half_share": 0.5, "tail_share": 0.06, "bin_s": 0.5,
+             "bin_chars": [20] * 20} for name in ("/v1/chat/completions", "/generate")]},
+        sweep={
+            "decode": {name: {"aggregate": spread(decode, noise), "per_stream_mean": spread(decode / 2, noise)}
+                       for name in ("C1", "C2", "C4")},
+            "prefill": {"512": spread(900.0, 9.0), "99999": {"skipped": "too long"}},
+            "ttft_s": {"512": spread(0.6, 0.01)},
+        },
+        phases=(phase(),),
+        samples=tuple(
+            {"t_s": float(t), "hits": 100 * t, "misses": 50 * t, "admitted": 20 * t, "slot_bytes": 10**7,
+             "cpu_experts": 30 * t, "host_jobs": 10 * t, "link_ms_per_expert": 0.2,
+             "host_busy_ms_per_job": 0.4}
+            for t in range(6)
+        ),
+    )  # fmt: skip
+
+
+def test_a_result_survives_its_file(tmp_path):
+    result = make()
+    first, second = results.save(result, tmp_path), results.save(result, tmp_path)
+    assert results.read(first) == result
+    assert results.saved(tmp_path) == sorted([first, second])
+    assert first != second
+    with pytest.raises(UsageError, match="has schema 'x'"):
+        results.from_json('{"schema": "x"}', "f")
+    with pytest.raises(UsageError, match="seconds"):
+        results.from_json(result.to_json().replace('"seconds": 90.0', '"seconds": "no"'), "f")
+    with pytest.raises(UsageError, match="is not a bench result"):
+        results.from_json("[]", "f")
+
+
+def test_a_change_counts_only_outside_both_spreads():
+    def change(now, before):
+        return {c.now.name: c for c in compare.changes(now, before)}
+
+    drop = change(make(30.0), make(40.0))["decode C1"]
+    assert (drop.worse, drop.words) == (True, "-25.0%  worse, outside noise")
+    noisy = change(make(30.0, noise=8.0), make(40.0, noise=8.0))["decode C1"]
+    assert (noisy.outside_noise, noisy.worse) == (False, False)
+    small = change(make(41.0, noise=0.1), make(40.0, noise=0.1))["decode C1"]
+    assert not small.outside_noise
+    assert change(make(ram=8e9), make())["RAM read"].worse
+    assert not change(make(ram=9.5e9), make())["RAM read"].outside_noise
+    rise = compare.Change(
+        *(compare.Figure("TTFT", m, m, m, 3, "s", more_is_better=False) for m in (2.0, 1.0))
+    )
+    assert rise.worse
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"), [({"driver": "590.1"}, "driver"), ({"power_limit_w": 280.0}, "power cap"), ({"gpu": "B"}, "GPU")]
+)  # fmt: skip
+def test_results_of_different_machines_are_not_compared(changed, word):
+    compare.check_comparable(make(), make(30.0))
+    with pytest.raises(UsageError, match=word):
+        compare.check_comparable(make(), make(**changed))
+    now = make()
+    old = replace(now, version="0.0.9", served=replace(now.served, plan="other"))
+    with pytest.raises(UsageError, match=r"plan .* version 0\.0\.9 → 0\.1\.0"):
+        compare.check_comparable(now, old)
+
+
+def phase(**changed):
+    return {"phase": "sweep", "seconds": 30.0, "other_cpus": 0.1, "cpus": 8, "swap_bytes": 0,
+            "quota_throttled_ms": None, "ram_available_bytes": 8 << 30, "gpu": None, **changed}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [({"other_cpus": 2.0}, "other programs used 2.0 of 8"), ({"swap_bytes": 50 << 20}, "swapped"),
+     ({"quota_throttled_ms": 900.0}, "quota"), ({"gpu": {"throttle_reasons": 0x20}}, "slowed down"),
+     ({"gpu": {"pcie_link_gen_current": 1.0, "pcie_link_width_current": 16.0}}, "Gen1 x16, it can do Gen4")],
+)  # fmt: skip
+def test_what_disturbs_is_named(changed, word):
+    assert context.taints([phase()], (4, 16)) == ()
+    assert context.taints([phase(gpu={"throttle_reasons": 0x4})], (4, 16)) == ()  # its power cap
+    [found] = context.taints([phase(**changed)], (4, 16))
+    assert word in found
+
+
+def test_nvidia_smi_and_readings_become_facts():
+    line = "GPU-1, 1695, 9501, 64, 271.2, 280.00, 4, 16, 0x0000000000000004, 21300\n"
+    gpu = context.parse_gpu(line)
+    assert gpu is not None
+    assert (gpu["power.limit"], gpu["clocks_throttle_reasons.active"]) == (280.0, 4.0)
+    assert context.parse_gpu("No devices were found") is None
+    assert context.parse_gpu(line.replace("271.2", "[N/A]"))["power.draw"] is None  # type: ignore[index]
+    before = context.Reading(0.0, 100.0, 50.0, 0, 5.0, 1)
+    after = context.Reading(10.0, 125.0, 60.0, 4096, 9.0, 1)
+    facts = context.phase_facts(
+        "panel", before, after, [gpu, {**gpu, "clocks_throttle_reasons.active": 32.0}]
+    )
+    assert (facts["other_cpus"], facts["swap_bytes"], facts["quota_throttled_ms"]) == (
+        1.5,
+        4096,
+        4.0,
+    )
+    assert facts["gpu"]["throttle_reasons"] == 36
+
+
+def test_the_shipped_digests_are_those_of_the_bundled_checkpoint():
+    checkpoint = open_checkpoint(tiny_checkpoint())
+    assert damage.is_tiny(checkpoint)
+    assert damage.damaged_tensors(checkpoint) == ()
+
+
+def test_one_flipped_byte_is_found_by_name(tmp_path):
+    folder = shutil.copytree(tiny_checkpoint(), tmp_path / "broken")
+    name = "model.language_model.layers.3.self_attn.o_proj.trellis"
+    tensor = open_checkpoint(folder).tensors[name]
+    with tensor.file.open("r+b") as file:
+        file.seek(tensor.offset + tensor.nbytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    assert damage.damaged_tensors(open_checkpoint(folder)) == (f"{name} ({tensor.file.name})",)
+
+
+def test_all_six_plots_are_drawn_and_fit():
+    found = charting.charts(make())
+    assert [chart.name for chart in found] == [
+        "throughput",
+        "first-token",
+        "ceilings",
+        "delivery",
+        "tiers",
+        "lanes",
+    ]
+    for chart in found:
+        assert chart.x_label
+        drawing = ElementTree.fromstring(svg.draw(chart))
+        for shape in drawing.iter():
+            for key in ("x", "x1", "x2", "cx"):
+                assert -0.1 <= float(shape.get(key, "0")) <= svg.WIDTH, (chart.name, shape.attrib)
+            for key in ("y", "y1", "y2", "cy"):
+                assert -0.1 <= float(shape.get(key, "0")) <= svg.HEIGHT, (chart.name, shape.attrib)
+            if shape.get("class") == "label" and shape.get("y") == "44":
+                assert float(shape.get("x", "0")) + len(shape.text or "") * 6.2 < svg.WIDTH
+
+
+@pytest.mark.parametrize("high", [0.003, 0.9, 1.0, 7.3, 19.99, 100.0, 123456.0])
+def test_ticks_are_round_and_cover(high):
+    marks = svg.ticks(high)
+    assert marks[0] == 0
+    assert high <= marks[-1] <= 2 * high
+    assert 3 <= len(marks) <= 12
+
+
+def test_the_report_needs_no_network_and_tells_the_verdict():
+    result = replace(make(), verdict=Judged("quality failed", "KL <5>", ("damaged: a & b",)))
+    page = report.page(result)
+    assert page.count("<svg") == 6
+    assert "quality failed</b> KL &lt;5&gt;" in page
+    assert "damaged: a &amp; b" in page
+    assert "prefers-color-scheme:dark" in page
+    for loader in ("<script", "<link", "src=", "url(", "@import"):
+        assert loader not in page
+    bare = report.page(
+        replace(result, sweep=None, stream=None, panel=None, prediction=None, samples=(), phases=())
+    )
+    assert "<svg" not in bare
+
+
+def test_the_table_and_the_markdown_carry_figures_machine_and_command():
+    result, look = make(), Look(colour=False, unicode=True, live=False)
+    lines = "\n".join(text.result_lines(result, None, look))
+    assert "decode C1 40 ±1 tok/s" in " ".join(lines.split())
+    assert "verdict  ok: quality as expected" in lines
+    block = text.markdown(result, compare.changes(result, make(60.0)))
+    assert "| decode C1 | 40 ±1 tok/s | 60 ±1 | -33.3%  worse, outside noise |" in block
+    assert "AMD EPYC" in block
+    assert "`glm53ctl bench`" in block
+
+
+def test_png_files_are_written_light_and_dark(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = png_files.write(charting.charts(make())[:1], tmp_path)
+    assert [path.name for path in found] == ["throughput.png", "throughput-dark.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
