@@ -32,11 +32,11 @@ constexpr std::array<std::int16_t, 32> kFeature = [] {
   return feature;
 }();
 
-/* The tile two k tiles further on: bands are short pieces of memory that no prefetcher foresees. */
+/* A tile that is needed soon: bands are short pieces of memory that no prefetcher foresees. */
 template <std::uint32_t Bits>
-GLM53_INLINE void prefetch(const std::uint8_t* tile, std::size_t row_bytes) {
+GLM53_INLINE void prefetch(const std::uint8_t* tile) {
   for (std::size_t line = 0; line < tile_bytes(Bits); line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(tile + 2 * row_bytes + line), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T0);
   }
 }
 
@@ -77,7 +77,7 @@ GLM53_INLINE void exact_rows(const Band& job, std::uint32_t rows, std::integer_s
     const float* x = job.x + kt / kBlockTiles * job.x_stride + kt % kBlockTiles * kTile;
     for (std::uint32_t nt = 0; nt < kBlockTiles; ++nt) {
       const std::uint8_t* tile = tile_row + nt * tile_bytes(Bits);
-      prefetch<Bits>(tile, job.row_bytes);
+      prefetch<Bits>(tile + 2 * job.row_bytes);
       (add_group<Bits, G>(tile, x, rows, sums + nt * rows * kTileSums), ...);
     }
   }
@@ -174,7 +174,7 @@ GLM53_INLINE void fast_rows(const Band& job, std::uint32_t rows, std::integer_se
       }
       for (std::uint32_t nt = 0; nt < kBlockTiles; ++nt) {
         const std::uint8_t* tile = tile_row + nt * tile_bytes(Bits);
-        prefetch<Bits>(tile, job.row_bytes);
+        prefetch<Bits>(tile + 2 * job.row_bytes);
         (count_group<Bits, G>(tile, x, rows, counts + nt * rows * kTileCounts), ...);
       }
     }
@@ -187,6 +187,34 @@ GLM53_INLINE void fast_rows(const Band& job, std::uint32_t rows, std::integer_se
   for (std::uint32_t r = 0; r < rows; ++r) {
     finish_fast(sums + r * kTileCounts, x_sums[r], rows, job.y + r * job.y_stride);
   }
+}
+
+/* One row: the counts of a tile column stay in registers for a whole block. */
+template <std::uint32_t Bits, int... G>
+GLM53_INLINE void fast_row(const Band& job, std::integer_sequence<int, G...>) {
+  alignas(64) float sums[kBlockTiles * kTileCounts] = {};
+  float x_sum = 0.0f;
+  const std::uint8_t* tile_row = job.trellis;
+  for (std::uint32_t block = 0; block < job.k_blocks; ++block, tile_row += kBlockTiles * job.row_bytes) {
+    const auto& from = *reinterpret_cast<const Quantised*>(job.x + block * job.x_stride);
+    __m512i x[kBlockTiles];
+    for (std::uint32_t kt = 0; kt < kBlockTiles; ++kt) x[kt] = spread(from.x + kt * kTile);
+    const __m512 scale = _mm512_set1_ps(from.scale);
+    for (std::uint32_t nt = 0; nt < kBlockTiles; ++nt) {
+      __m512i counts[kGroups] = {};
+      const std::uint8_t* tile = tile_row + nt * tile_bytes(Bits);
+      for (std::uint32_t kt = 0; kt < kBlockTiles; ++kt, tile += job.row_bytes) {
+        prefetch<Bits>(tile + kBlockTiles * job.row_bytes);
+        ((counts[G] = _mm512_dpwssd_epi32(counts[G], avx512::byte_sums<Bits, G>(tile), x[kt])), ...);
+      }
+      for (std::uint32_t g = 0; g < kGroups; ++g) {
+        float* at = sums + nt * kTileCounts + 16 * g;
+        _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(counts[g]), scale, _mm512_load_ps(at)));
+      }
+    }
+    x_sum += from.scale * from.sum;
+  }
+  finish_fast(sums, x_sum, 1, job.y);
 }
 
 constexpr auto kAllGroups = std::make_integer_sequence<int, kGroups>{};
@@ -203,7 +231,7 @@ void exact_band(const Band& job) {
 template <std::uint32_t Bits>
 void fast_band(const Band& job) {
   if (job.rows == 1) {
-    fast_rows<Bits>(job, 1, kAllGroups);
+    fast_row<Bits>(job, kAllGroups);
   } else {
     fast_rows<Bits>(job, job.rows, kAllGroups);
   }
