@@ -11,12 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
 Record = dict[str, Any]
 _MAX_REQUEST_BYTES = 64 * 1024
+# Python 3.13 would remove the socket's file by the name it was bound with, and that was a short name
+# of another process.
+_OPTIONS: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 class Controlled(Protocol):
@@ -50,7 +54,9 @@ async def serve_control(listener: socket.socket, target: Controlled) -> asyncio.
             finally:
                 writer.close()
 
-    return await asyncio.start_unix_server(on_client, sock=listener, limit=_MAX_REQUEST_BYTES)
+    return await asyncio.start_unix_server(
+        on_client, sock=listener, limit=_MAX_REQUEST_BYTES, **_OPTIONS
+    )
 
 
 def _parse(line: bytes) -> Record:
