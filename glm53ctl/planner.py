@@ -102,9 +102,10 @@ def consider(hardware: Hardware, model: Model, profile: Profile, paths: Paths) -
     automatic = settings.mode is Mode.AUTO
     for mode in (Mode.FAST, Mode.EXACT, Mode.CPU) if automatic else (settings.mode,):
         try:
-            if automatic and mode is Mode.CPU:
-                _check_worth_it(model.facts)
-            plans.append(_cpu_plan(inputs) if mode is Mode.CPU else _gpu_plan(inputs, mode))
+            plan = _cpu_plan(inputs) if mode is Mode.CPU else _gpu_plan(inputs, mode)
+            if automatic:
+                _check_worth_it(plan[0], model.facts)
+            plans.append(plan)
         except Rejected as rejected:
             rejections.append(Rejection(mode, rejected.reason))
     predictions = tuple(prediction for _, prediction in plans if prediction)
@@ -228,9 +229,13 @@ def _plan(inputs: _Inputs, **parts: object) -> Plan:
     )
 
 
-def _check_worth_it(facts: ModelFacts) -> None:
+def _check_worth_it(plan: Plan, facts: ModelFacts) -> None:
+    """Raises Rejected for a plan that could run but that auto should not choose."""
+    cached = next((item.bytes for item in plan.budgets if item.name == "expert cache"), 0)
+    if plan.mode is Mode.FAST and cached == facts.expert_total_bytes:
+        raise Rejected("the card holds every expert, which leaves nothing for the CPU")
     needed = cpu_bytes_per_token(facts)
-    if needed > SLOWEST_CPU_BYTES_PER_TOKEN:
+    if plan.mode is Mode.CPU and needed > SLOWEST_CPU_BYTES_PER_TOKEN:
         raise Rejected(
             f"would read {needed / 1e9:.0f} GB per token, less than one token per second; "
             "ask for it with --mode cpu"

@@ -204,13 +204,21 @@ def test_the_reserve_grows_with_a_desktop():
 def test_exact_goes_first_where_it_is_no_slower():
     from glm53ctl.hardware import Measured
 
-    card = hardware(256 * GIB, 141 * GIB)
-    measured = replace(card, measured=Measured(h2d_bytes_per_s=54e9))
+    card = hardware(256 * GIB, 44 * GIB, cores=2)
+    measured = replace(card, measured=Measured(h2d_bytes_per_s=54e9, ram_read_bytes_per_s=90e9))
     plan = consider(measured).chosen()
     assert plan.mode is Mode.EXACT
     assert "no slower than fast" in next(item.why for item in plan.choices if item.key == "mode")
     small = replace(hardware(256 * GIB, 24 * GIB), measured=Measured(h2d_bytes_per_s=25e9))
     assert consider(small).chosen().mode is Mode.FAST
+
+
+def test_a_card_that_holds_every_expert_leaves_nothing_to_the_cpu():
+    large = hardware(256 * GIB, 141 * GIB)
+    outcome = consider(large)
+    assert outcome.chosen().mode is Mode.EXACT
+    assert "holds every expert" in outcome.rejections[0].reason
+    assert consider(large, mode="fast").chosen().mode is Mode.FAST
 
 
 def test_a_vram_limit_makes_a_large_card_plan_like_a_small_one():
