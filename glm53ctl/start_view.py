@@ -27,7 +27,7 @@ class StartView:
             return  # it served before we looked: nothing was waited for
         words = _words(record)
         if self._look.live:
-            sys.stderr.write(f"\r\x1b[2K {self._line(record, words)}")
+            sys.stderr.write(f"\r\x1b[2K\x1b[?7l {self._line(record, words)}\x1b[?7h")
             sys.stderr.flush()
             self._open = True
             return

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glm53ctl.supervisor.state import Instance
 
 _UP_AND_CLEAR = "\x1b[F\x1b[2K"
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # a wrapped line would be two to go up over
 _SAMPLE_S = 0.5
 
 
@@ -83,7 +84,7 @@ def _watch(instance: Instance, every_s: float, *, as_json: bool) -> None:
             render.emit(json.dumps(view.document()))
         elif look.live:
             lines = [*view.lines(look), *_events(instance)]
-            render.emit(_UP_AND_CLEAR * drawn + "\n".join(lines))
+            render.emit(_UP_AND_CLEAR * drawn + _NO_WRAP + "\n".join(lines) + _WRAP)
             drawn = len(lines)
         else:
             now = status_view.now_words(stats, view.rate) if stats else "no /stats"
