@@ -207,7 +207,7 @@ class Session:
             return self._fail_all(EngineError("the model produced NaN logits", code="nan_logits"))
         events: list[tuple[str, Event]] = []
         for result in results:
-            request_id = result.get("identifier")
+            request_id = result["job"].identifier  # error results carry no identifier of their own
             running = self._running.get(request_id)
             if running is not None:
                 events += [(request_id, event) for event in self._events(running, result)]

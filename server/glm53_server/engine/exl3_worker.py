@@ -106,6 +106,9 @@ class Exl3Worker:
             if job.request.prompt_logprobs_from is not None:
                 job.deliver((self._session.score(job.request),))
                 self.counters.steps += 1
+            if job.request.max_tokens == 0:
+                job.end(Done(FinishReason.LENGTH, len(job.request.prompt_ids), 0))
+                return
             self._session.add(job.request, grammar_filter)
         except EngineError as err:
             self.counters.failed += 1
