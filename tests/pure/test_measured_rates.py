@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -198,3 +199,63 @@ def test_a_module_in_the_users_folder_does_not_shadow_ours(tmp_path, monkeypatch
         "disk", "/nonexistent", deadline_s=20
     )
     assert answer["problem"] == "/nonexistent: No such file or directory"
+
+
+LINK_NVML = """
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetCurrPcieLinkGeneration(handle): return 4
+def nvmlDeviceGetCurrPcieLinkWidth(handle): return 16
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_driver(tmp_path_factory) -> Path:
+    """A folder with a libcuda.so.1 and a pynvml for children to find."""
+    compiler = shutil.which("cc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = Path(__file__).with_name("fake_libcuda.c")
+    subprocess.run(
+        [
+            compiler,
+            "-x",
+            "c",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            str(source),
+            "-o",
+            str(folder / "libcuda.so.1"),
+        ],
+        check=True,
+    )
+    (folder / "pynvml.py").write_text(LINK_NVML)
+    return folder
+
+
+def with_driver(folder: Path, **environ: str) -> System:
+    paths = f"{folder}{os.pathsep}{PATHS}"
+    return this_machine(PYTHONPATH=paths, LD_LIBRARY_PATH=str(folder), **environ)
+
+
+def test_the_link_is_measured_through_the_driver_and_seen_while_it_copies(fake_driver):
+    answer = with_driver(fake_driver).measure("h2d", "GPU-x", deadline_s=60, gpu="GPU-x")
+    assert "problem" not in answer
+    assert 1e8 < answer["bytes_per_s"] < 1e12
+    assert 1e8 < answer["small_bytes_per_s"] < 1e12
+    assert (answer["generation"], answer["width"]) == (4, 16)
+    assert "pin_limit_bytes" not in answer
+
+
+def test_T026_the_child_finds_the_pin_wall_by_blocks(fake_driver):
+    system = with_driver(fake_driver, FAKE_PIN_BLOCKS="3")
+    answer = system.measure("h2d", "GPU-x", "--wsl", deadline_s=60)
+    assert answer["pin_limit_bytes"] == int(0.8 * (768 << 20))
+
+
+def test_a_refused_pin_is_a_reason(fake_driver):
+    answer = with_driver(fake_driver, FAKE_PIN_BLOCKS="0").measure("h2d", "GPU-x", deadline_s=60)
+    assert answer["problem"] == "cuMemHostAlloc: CUDA error 2"
