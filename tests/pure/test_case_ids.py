@@ -28,8 +28,6 @@ D-01 D-04 D-05 D-06 D-08 D-09 D-11 D-12 D-13 D-14 D-16 D-17 D-18
 """)
 NO_TEST_YET = {
     **dict.fromkeys(ids("T-024 T-074"), "needs a second card or a container on the test machine"),
-    **dict.fromkeys(ids("T-077 T-102 D-12"), "belongs to `emit`, which is not here yet"),
-    "T-041": "belongs to `report`, which is not here yet",
     "T-027": "a refused pin is not yet told from full VRAM by the server's last lines",
 }
 UNDER_ANOTHER_NAME = {"D-11": "test_breaker_opens_with_exit_code_9_and_keeps_the_last_reason"}
