@@ -264,6 +264,47 @@ def decode_kl(ctx: typer.Context) -> None:
         raise typer.Exit(code)
 
 
+@app.command("ab")
+def ab_test(
+    *,
+    b: Annotated[
+        str,
+        typer.Option("--b", metavar="KEY=VALUE,...", help="Settings of arm B.", show_default=False),
+    ],
+    a: Annotated[str, typer.Option("--a", metavar="KEY=VALUE,...", help="Settings of arm A.")] = "",
+    mode: options.ModeOption = None,
+    model: options.ModelOption = None,
+    port: Annotated[int, typer.Option("--port", help="Port of the servers it starts.")] = 18080,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often A B B A.")] = 1,
+    tokens: Annotated[int, typer.Option("--tokens", min=8, help="Longest answer.")] = 128,
+    json_: options.JsonOption = False,
+) -> None:
+    """Compare two settings, interleaved A B B A; starts and stops servers of its own.
+
+    Examples:
+
+      glm53ctl bench ab --model tiny --b cpu.threads=1
+    """
+    from glm53ctl import render
+    from glm53ctl.bench import ab
+    from glm53ctl.env import Environ
+
+    arms = ab.parse("A", a), ab.parse("B", b)
+    flags = [*(["--mode", mode] if mode else []), *(["--model", model] if model else [])]
+    load = ab.Load(tuple(flags), port, rounds, answer_tokens=tokens)
+    found = ab.run(arms, load, Environ.current(), lambda line: render.say(f" {line}"))
+    if json_:
+        render.emit_json(ab.document(arms, found))
+        return
+    result = ab.change(found)
+    for line in render.columns(
+        [("A", f"{result.before.text} tok/s", arms[0].words),
+         ("B", f"{result.now.text} tok/s", arms[1].words)]
+    ):  # fmt: skip
+        render.emit(line)
+    render.emit(f"  B against A  {result.words}")
+
+
 def _through(ctx: typer.Context, name: str, *, with_panel: bool = False) -> None:
     """Run a script with the flags given; the server of --instance (or the default) without --url."""
     from glm53ctl.bench import scripts
