@@ -28,6 +28,9 @@ import psutil
 from hostile import hostile_requests
 from http_harness import ASK, CHAT, ROOT, Server, plan, server
 
+from glm53_server.engine import scripted
+from glm53_server.engine.base import GenRequest, Tokens
+
 
 async def hostile(count: int) -> dict[str, object]:
     """Fuzzed requests of every kind, sixteen at a time, some sent slowly, some abandoned."""
@@ -176,6 +179,7 @@ async def overhead() -> dict[str, object]:
             found[f"events_per_s_{number}_streams"] = round(
                 events / (time.monotonic() - start_s), 1
             )
+    found["engine_late_ms_p50"] = round(await engine_late_ms(1000), 3)
     async with server(plan(200)) as under_test:
         for number in (1, 8):
             every = await asyncio.gather(*(read(under_test, 1000) for _ in range(number)))
@@ -190,6 +194,14 @@ async def overhead() -> dict[str, object]:
             found[f"half_share_{number}_streams"] = round(statistics.mean(halves), 3)
             found[f"last_second_share_{number}_streams"] = round(max(tails), 3)
     return found
+
+
+async def engine_late_ms(tokens: int) -> float:
+    """Median lateness of the engine's own events, without a server around it."""
+    engine = scripted.load(plan(200), lambda *_: None)
+    request = GenRequest("bench", (1,), tokens)
+    stamps = [time.monotonic() async for e in engine.submit(request) if isinstance(e, Tokens)]
+    return statistics.median(lateness_ms(stamps, 200))
 
 
 async def read(under_test: Server, tokens: int) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glm53_server.api_errors import ApiError, invalid, unsupported
+from glm53_server.conversation import as_chat_request
 from glm53_server.schemas_anthropic import Block, CountRequest, InputMessage, MessagesRequest
 from glm53_server.schemas_chat import ChatRequest
 
@@ -37,7 +38,7 @@ def chat_request(body: CountRequest) -> ChatRequest:
             "top_p": body.top_p,
             "top_k": body.top_k,
         }
-    return ChatRequest.model_validate(fields)
+    return as_chat_request(fields)
 
 
 def wants_thinking(body: CountRequest) -> bool:

@@ -5,9 +5,13 @@ The one path for every chat-shaped endpoint; the other APIs translate their bodi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from glm53_server.api_errors import invalid, unsupported
+from pydantic import ValidationError
+
+from glm53_server.api_errors import from_validation, invalid, unsupported
 from glm53_server.chat.arguments import Schema
 from glm53_server.chat.markers import Marker, PromptPiece
 from glm53_server.chat.messages import Message, Role
@@ -49,6 +53,18 @@ class ToolRules:
     @property
     def active(self) -> dict[str, Schema | None] | None:
         return self.offered if self.offered and not self.forbidden else None
+
+
+def as_chat_request(fields: Mapping[str, Any], messages_param: str = "messages") -> ChatRequest:
+    """A chat request from another API's fields. Raises ApiError in that API's words."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as err:
+        found = from_validation(err.errors())
+        raise invalid(
+            found.message.replace("messages", messages_param, 1),
+            (found.param or "").replace("messages", messages_param, 1) or None,
+        ) from err
 
 
 async def render_prompt(service: Service, body: ChatRequest) -> Prompt:

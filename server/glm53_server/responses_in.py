@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from pydantic import ValidationError
-
-from glm53_server.api_errors import ApiError, from_validation, invalid, unsupported
+from glm53_server.api_errors import ApiError, invalid, unsupported
+from glm53_server.conversation import as_chat_request
 from glm53_server.schemas_chat import ChatRequest
 from glm53_server.schemas_responses import NamedChoice, ResponsesRequest
 
@@ -47,11 +46,7 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "response_format": _format(body),
     }
-    try:
-        return ChatRequest.model_validate(fields)
-    except ValidationError as err:
-        found = from_validation(err.errors())
-        raise invalid(found.message, (found.param or "").replace("messages", "input")) from err
+    return as_chat_request(fields, "input")
 
 
 def function_tools(body: ResponsesRequest) -> list[dict[str, Any]]:

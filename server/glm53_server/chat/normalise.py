@@ -61,7 +61,10 @@ def arguments_of(raw: object) -> dict[str, Any]:
             parsed: object = json.loads(raw)
         except (ValueError, RecursionError):
             parsed = None
-        return cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {"arguments": raw}
+        if not isinstance(parsed, dict):
+            return {"arguments": raw}
+        arguments = cast(dict[str, Any], parsed)
+        return {"arguments": raw} if depth_exceeds(arguments, MAX_SCHEMA_DEPTH) else arguments
     return cast(dict[str, Any], raw) if isinstance(raw, dict) else {"arguments": json.dumps(raw)}
 
 

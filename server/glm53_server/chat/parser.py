@@ -15,6 +15,7 @@ from .calls import CallParser, Ending
 from .markers import Marker, Piece
 
 MAX_NAME_CHARS = 256  # a longer or spaced head of a call is text that mentions the marker
+_MAX_HEAD_CHARS = 1024  # with the white space around the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,9 @@ class OutputParser:
         tools = self._tools or {}
         if isinstance(piece, str):
             self._head += piece
-            name, spaced = self._head.strip(), self._head.lstrip() != self._head.strip()
-            if name in tools or (not spaced and any(tool.startswith(name) for tool in tools)):
-                return
-            if not name:
+            name, fits = self._head.strip(), len(self._head) <= _MAX_HEAD_CHARS
+            growing = self._head.lstrip() == name and any(tool.startswith(name) for tool in tools)
+            if fits and (name in tools or growing):
                 return
         elif piece in {Marker.KEY, Marker.CALL_END} and self._head.strip() in tools:
             self._start_call(piece)
@@ -184,7 +184,8 @@ class OutputParser:
         if isinstance(piece, str):
             self._head += piece
             name = self._head.strip()
-            if len(name) <= MAX_NAME_CHARS and len(name.split()) <= 1:
+            fits = len(name) <= MAX_NAME_CHARS and len(self._head) <= _MAX_HEAD_CHARS
+            if fits and len(name.split()) <= 1:
                 return
         elif piece in {Marker.KEY, Marker.CALL_END} and self._head.strip():
             self._start_call(piece)

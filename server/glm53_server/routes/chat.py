@@ -48,7 +48,6 @@ class ChatShape:
         )
         options = body.stream_options
         self.usage = bool(options and options.include_usage)
-        self.running_usage = bool(options and options.continuous_usage_stats)
         self._head = {
             "id": identity,
             "created": int(time.time()),
