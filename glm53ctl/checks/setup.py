@@ -79,10 +79,13 @@ def address(context: Context) -> Finding:
     where = f"{wanted.host}:{wanted.port}"
     problem = context.system.bind_problem(wanted.host, wanted.port)
     if problem == "in use":
+        holder = context.system.port_owner(wanted.port) or f"{where} is in use"
+        if "glm53_server" in holder:
+            return passed(f"{where} is our own server's")
         return Finding(
             Status.WARN,
-            f"{where} is in use; it may be our own server",
-            fix=Fix("look, or choose another port", ("glm53ctl status", "glm53ctl up --port 8081")),
+            holder,
+            fix=Fix("stop it, or choose another port", (f"glm53ctl up --port {wanted.port + 1}",)),
         )
     if problem == "not local":
         return Finding(

@@ -145,6 +145,13 @@ class System:
         """Why (host, port) cannot be listened on: "in use", "not local", "permission", or None."""
         return bind_problem(host, port)
 
+    def port_owner(self, port: int) -> str | None:
+        """Who listens on a port: address, pid and command, as far as we may see them."""
+        from glm53ctl.ports import owner_of
+
+        owner = owner_of(port)
+        return str(owner) if owner else None
+
     def can_import(self, module: str) -> bool:
         """Whether a module is installed, without importing it."""
         from importlib.util import find_spec
@@ -160,7 +167,8 @@ class RecordedSystem(System):
     """A machine recorded in a directory: its files, nvml.json, commands.json and machine.json.
 
     commands.json maps an argv joined by blanks to {"code", "out", "err", "problem"}; a command that
-    is not in it is missing. machine.json holds "modules", "disk" (by path), "bind" (by host:port)
+    is not in it is missing. machine.json holds "modules", "disk" (by path), "bind" (by host:port),
+    "owners" (by port)
     and "measured" (by child).
     """
 
@@ -194,6 +202,9 @@ class RecordedSystem(System):
 
     def bind_problem(self, host: str, port: int) -> str | None:
         return self._json("machine.json").get("bind", {}).get(f"{host}:{port}")
+
+    def port_owner(self, port: int) -> str | None:
+        return self._json("machine.json").get("owners", {}).get(str(port))
 
     def can_import(self, module: str) -> bool:
         return module in self._json("machine.json").get("modules", [])

@@ -194,6 +194,10 @@ def test_a_port_in_use_is_advice_and_a_foreign_address_blocks(tmp_path):
     put(tmp_path, "/machine.json", json.dumps(machine))
     busy = doctor.examine(choose.PlanOptions(model="tiny"), system, only=["NET-001"])
     assert busy.checks[0].finding.status is Status.WARN
+    machine["owners"] = {"8080": "127.0.0.1:8080 is held by pid 7: python -m glm53_server --plan x"}
+    put(tmp_path, "/machine.json", json.dumps(machine))
+    ours = doctor.examine(choose.PlanOptions(model="tiny"), system, only=["NET-001"])
+    assert ours.checks[0].finding.observed == "127.0.0.1:8080 is our own server's"
     foreign = doctor.examine(
         choose.PlanOptions(model="tiny", host="192.168.1.33"), system, only=["NET-001"]
     )
@@ -224,3 +228,20 @@ def test_quick_takes_little_time_on_this_machine(capsys):
 def test_look_is_replaceable():
     assert replace(PLAIN, unicode=False).glyph("fail") == "[FAIL]"
     assert render.gib(5 << 20) == "5 MiB"
+
+
+def test_the_holder_of_a_port_is_named(tmp_path):
+    import socket
+
+    from glm53ctl.env import Environ
+    from glm53ctl.probes.system import System
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        system = System(Environ.current())
+        report = doctor.examine(
+            choose.PlanOptions(model="tiny", port=port), system, only=["NET-001"]
+        )
+    found = report.checks[0].finding
+    assert found.status is Status.WARN
+    assert f"127.0.0.1:{port} is held by pid" in found.observed
