@@ -168,8 +168,7 @@ class RecordedSystem(System):
 
     commands.json maps an argv joined by blanks to {"code", "out", "err", "problem"}; a command that
     is not in it is missing. machine.json holds "modules", "disk" (by path), "bind" (by host:port),
-    "owners" (by port)
-    and "measured" (by child).
+    "owners" (by port) and "measured" (by child).
     """
 
     def _json(self, name: str) -> dict[str, Any]:
