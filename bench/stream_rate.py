@@ -7,7 +7,7 @@ Per endpoint one line of JSON: {endpoint, events, chars, span_s, half_share, tai
 half_share is the share of the text that arrived in the first half of the span, tail_share that of its
 last second. PASS: half_share >= 0.40 and tail_share <= 0.10 (for spans below 20 s: twice the share
 that an even stream has in one second). The span starts when the first text could have come: as long
-after the request as a one-token answer takes. A stream that fails is repeated once: a server that
+after the request as a one-token answer takes. A stream that fails is repeated twice: a server that
 delivers in bursts does so every time, a disturbed machine does not. Exit status 0 for PASS, 1 otherwise.
 """
 
@@ -26,6 +26,7 @@ PROMPT = "Write a long story about a lighthouse keeper who finds a map. Do not s
 HALF_BAR, TAIL_BAR, TAIL_S = 0.40, 0.10, 1.0
 PROBE_TOKENS, LEAST_TOKENS, MOST_TOKENS = 17, 48, 4096
 BINS = 20
+ATTEMPTS = 3
 
 Arrivals = list[tuple[float, int]]  # (second, characters)
 
@@ -129,7 +130,7 @@ def measure(server: Server, endpoint: str, model: str, seconds: float) -> dict[s
     per_token_s = max((probe_s - first_s) / (PROBE_TOKENS - 1), 1e-4)
     tokens = int(min(MOST_TOKENS, max(LEAST_TOKENS, seconds / per_token_s)))
     result: dict[str, Any] = {}
-    for attempt in (1, 2):
+    for attempt in range(1, ATTEMPTS + 1):
         arrivals, asked = receive(server, endpoint, model, tokens)
         start = asked + first_s
         result = {"endpoint": endpoint, **judge(arrivals, start), "tokens": tokens,

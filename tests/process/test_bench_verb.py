@@ -136,7 +136,7 @@ def test_a_damaged_weight_fails_quality_and_is_named(tmp_path):
 def test_a_server_that_delivers_in_bursts_fails_the_stream(tmp_path, burst, code, word):
     script = ScriptPlan(text=LONG, tokens_per_s=100.0, burst=burst)
     with serving(tmp_path, EngineName.SCRIPTED, tiny_checkpoint(), script) as served:
-        done = served("stream", "--seconds", "2")
+        done = served("stream", "--seconds", "1")
     assert done.returncode == code, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == word
@@ -159,3 +159,24 @@ def test_without_a_server_bench_says_how_to_get_one(tmp_path):
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (shown.returncode, "--dec-reps" in shown.stdout) == (0, True)
+
+
+def test_two_settings_are_measured_in_turns(tmp_path):
+    environment = {"GLM53_ROOT": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    line = [sys.executable, "-m", "glm53ctl", "bench", "ab", "--model", "tiny", "--json",
+            "--port", str(free_port()), "--tokens", "8", "--a", "engine=scripted"]  # fmt: skip
+    done = subprocess.run(
+        [*line, "--b", "engine=scripted,limits.max_batch=1"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["arms"]["B"]["settings"] == {"GLM53_ENGINE": "scripted", "GLM53_MAX_BATCH": "1"}
+    assert [len(found["arms"][letter]["tok_per_s"]) for letter in "AB"] == [6, 6]
+    starts = [text.split()[0] for text in done.stderr.splitlines() if "GLM53_ENGINE" in text]
+    assert starts == ["A", "B", "B", "A"]
+    typo = subprocess.run(
+        [*line, "--b", "limits.max_bach=1"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (typo.returncode, "did you mean 'limits.max_batch'" in typo.stderr) == (2, True)
