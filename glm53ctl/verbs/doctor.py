@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from glm53ctl.verbs import options
+from glm53ctl.verbs import complete, options
 
 
 def doctor(
@@ -19,10 +19,16 @@ def doctor(
     port: options.PortOption = None,
     sets: options.SetOption = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="ID", help="Run only these checks.")
+        list[str] | None,
+        typer.Option(
+            "--only", autocompletion=complete.checks, metavar="ID", help="Run only these checks."
+        ),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="ID", help="Leave these checks out.")
+        list[str] | None,
+        typer.Option(
+            "--skip", autocompletion=complete.checks, metavar="ID", help="Leave these checks out."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Read only; measure nothing.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 5 when there is advice.")] = False,

@@ -6,17 +6,31 @@ from typing import Annotated
 
 import typer
 
+from glm53ctl.verbs import complete
+
 ModeOption = Annotated[
-    str | None, typer.Option("--mode", metavar="MODE", help="auto, fast, exact or cpu.")
+    str | None,
+    typer.Option(
+        "--mode", autocompletion=complete.modes, metavar="MODE", help="auto, fast, exact or cpu."
+    ),
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option(
-        "--model", metavar="NAME|DIR", help="glm-5.3-flash, tiny, or a checkpoint's directory."
+        "--model",
+        autocompletion=complete.models,
+        metavar="NAME|DIR",
+        help="glm-5.3-flash, tiny, or a checkpoint's directory.",
     ),
 ]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="Named settings, or a TOML file.")
+    str | None,
+    typer.Option(
+        "--profile",
+        autocompletion=complete.profiles,
+        metavar="NAME",
+        help="Named settings, or a TOML file.",
+    ),
 ]
 HostOption = Annotated[
     str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")
@@ -27,7 +41,10 @@ PortOption = Annotated[
 GpuOption = Annotated[
     str | None,
     typer.Option(
-        "--gpu", metavar="GPU", help="Index, UUID (or its start), MIG UUID or pci:01:00.0."
+        "--gpu",
+        autocompletion=complete.gpus,
+        metavar="GPU",
+        help="Index, UUID (or its start), MIG UUID or pci:01:00.0.",
     ),
 ]
 ContextOption = Annotated[
@@ -63,10 +80,21 @@ MaxBatchOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, agree to downloads.")]
 OfflineOption = Annotated[bool, typer.Option("--offline", help="Never download.")]
 InstanceOption = Annotated[
-    str | None, typer.Option("--instance", metavar="NAME", help="One of several servers.")
+    str | None,
+    typer.Option(
+        "--instance",
+        autocompletion=complete.instances,
+        metavar="NAME",
+        help="One of several servers.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in `glm53ctl config show`."),
+    typer.Option(
+        "--set",
+        autocompletion=complete.settings,
+        metavar="KEY=VALUE",
+        help="Any setting, as in `glm53ctl config show`.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

@@ -1,0 +1,80 @@
+"""Completion in the shells: verbs, options and values, fast, and asking neither driver nor server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glm53ctl.verbs import complete
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def offered(line: str, home: Path, shell: str = "bash", **environ: str) -> list[str]:
+    """What a shell would offer at the end of a line."""
+    words = line.split(" ")
+    by_shell = {
+        "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": line},
+        "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "glm53ctl"], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"], "HOME": str(home), "_GLM53CTL_COMPLETE": f"complete_{shell}",
+             **by_shell[shell], **environ},
+    )  # fmt: skip
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "among"),
+    [("glm53ctl mod", "models"), ("glm53ctl models pu", "pull"), ("glm53ctl emit ", "quadlet"),
+     ("glm53ctl up --mode e", "exact"), ("glm53ctl up --model t", "tiny"),
+     ("glm53ctl up --set listen.p", "listen.port="), ("glm53ctl doctor --only GPU-0", "GPU-004"),
+     ("glm53ctl up --cache", "--cache-tokens"), ("glm53ctl help ex", "exit-codes")],
+)  # fmt: skip
+def test_bash_completes_verbs_options_and_values(tmp_path, line, among):
+    assert among in offered(line, tmp_path)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_complete_too(tmp_path, shell):
+    assert "tiny" in " ".join(offered("glm53ctl up --model t", tmp_path, shell))
+
+
+def test_profiles_instances_and_directories_come_from_files(tmp_path):
+    state = tmp_path / "state" / "attic"
+    state.mkdir(parents=True)
+    (state / "plan.json").write_text("{}")
+    assert offered("glm53ctl logs --instance a", tmp_path, GLM53_ROOT=str(tmp_path)) == ["attic"]
+    assert "auto" in offered("glm53ctl up --profile a", tmp_path)
+    assert complete.models(f"{tmp_path}/st") == [f"{tmp_path}/state/"]
+    assert complete.models("/nowhere/x") == []
+
+
+def test_gpus_are_read_from_the_drivers_list(tmp_path, monkeypatch):
+    folder = tmp_path / "0000:01:00.0"
+    folder.mkdir()
+    (folder / "information").write_text(
+        "Model: \t RTX\nGPU UUID: \t GPU-52a3a85d-3c55\nBus: \t PCIe\n"
+    )
+    (tmp_path / "0000:02:00.0").mkdir()
+    monkeypatch.setattr(complete, "_GPU_FOLDER", tmp_path)
+    assert complete.gpus("") == ["GPU-52a3a85d-3c55", "pci:0000:01:00.0"]
+    assert complete.gpus("GPU") == ["GPU-52a3a85d-3c55"]
+
+
+def test_completion_is_quick(tmp_path, request):
+    took: list[float] = []
+    for _ in range(5):
+        started = time.perf_counter()
+        offered("glm53ctl up --mode f", tmp_path)
+        took.append(time.perf_counter() - started)
+    request.config.get_terminal_writer().line(f" completion: {min(took) * 1000:.0f} ms")
+    assert min(took) < 0.5
