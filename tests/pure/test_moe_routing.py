@@ -1,0 +1,102 @@
+"""Synthetic routing has the statistics that were measured of the model, and is the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from glm53_server.moe.routing_trace import (
+    REPEAT_TARGET,
+    RoutingTrace,
+    TraceSpec,
+    popularity_sigma,
+)
+
+FULL = TraceSpec(layers=42, experts=288, picks=8, steps=96, streams=2, prefill_rows=64)
+SMALL = TraceSpec(layers=3, experts=16, picks=4, steps=6, streams=2, prefill_rows=10)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[RoutingTrace]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield RoutingTrace(FULL, CPU)
+    torch.set_num_threads(threads)
+
+
+def repeats(decode: torch.Tensor) -> torch.Tensor:
+    """Share of picks that the same stream made in the same layer one step before, per layer."""
+    again = (decode[1:, :, :, :, None] == decode[:-1, :, :, None, :]).any(-1)
+    return again.float().mean((0, 2, 3))
+
+
+def test_about_a_third_of_the_picks_repeat(full: RoutingTrace) -> None:
+    assert 0.30 <= float(repeats(full.decode).mean()) <= 0.36
+    assert float(repeats(full.decode).mean()) == pytest.approx(REPEAT_TARGET, abs=0.03)
+
+
+def test_deeper_layers_are_more_skewed(full: RoutingTrace) -> None:
+    """The share of picks that the hottest tenth of a layer's experts takes."""
+
+    def share(layer: int) -> float:
+        counts = full.decode[:, layer].flatten().bincount(minlength=FULL.experts).float()
+        return float(counts.topk(29).values.sum() / counts.sum())
+
+    shares = [share(layer) for layer in range(FULL.layers)]
+    early, middle, late = sum(shares[:2]) / 2, sum(shares[5:10]) / 5, sum(shares[30:]) / 12
+    assert early + 0.05 < middle < late
+    assert early < 0.45
+    assert late > 0.5
+
+
+def test_popularity_follows_the_depth() -> None:
+    sigmas = [popularity_sigma(layer) for layer in range(45)]
+    assert sigmas == sorted(sigmas)
+    assert (sigmas[3], sigmas[7], sigmas[30], sigmas[44]) == pytest.approx((0.33, 0.9, 1.5, 1.5))
+
+
+def test_a_token_picks_different_experts(full: RoutingTrace) -> None:
+    for picks in (full.decode, full.prefill):
+        assert int(picks.min()) >= 0
+        assert int(picks.max()) < FULL.experts
+        ordered = picks.sort(-1).values
+        assert (ordered[..., 1:] != ordered[..., :-1]).all()
+
+
+def test_streams_are_not_copies_of_each_other(full: RoutingTrace) -> None:
+    assert float((full.decode[:, :, 0] == full.decode[:, :, 1]).float().mean()) < 0.2
+
+
+def test_the_seed_decides_everything() -> None:
+    one, same = RoutingTrace(SMALL, CPU), RoutingTrace(SMALL, CPU)
+    other = RoutingTrace(TraceSpec(layers=3, experts=16, picks=4, steps=6, streams=2, prefill_rows=10, seed=1), CPU)  # fmt: skip
+    assert torch.equal(one.decode, same.decode)
+    assert torch.equal(one.prefill, same.prefill)
+    assert not torch.equal(one.decode, other.decode)
+
+
+def routed(trace: RoutingTrace, layer: int, rows: int) -> torch.Tensor:
+    picks = torch.full((rows, SMALL.picks), -1)
+    trace(layer, picks)
+    return picks
+
+
+def test_steps_advance_with_layer_0_and_start_again() -> None:
+    trace = RoutingTrace(SMALL, CPU)
+    for step in (*range(SMALL.steps), 0, 1):
+        for layer in range(SMALL.layers):
+            assert torch.equal(routed(trace, layer, 2), trace.decode[step, layer])
+    trace.restart()
+    assert torch.equal(routed(trace, 0, 1), trace.decode[0, 0, :1])
+
+
+def test_a_prompt_takes_prefill_rows_over_and_over_and_no_step() -> None:
+    trace = RoutingTrace(SMALL, CPU)
+    found = routed(trace, 1, 25)
+    assert torch.equal(found[:10], trace.prefill[1])
+    assert torch.equal(found[10:20], trace.prefill[1])
+    assert torch.equal(found[20:], trace.prefill[1, :5])
+    assert torch.equal(routed(trace, 0, 1), trace.decode[0, 0, :1])
