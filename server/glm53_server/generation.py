@@ -6,6 +6,7 @@ Owns the engine's iterators: leaving the context closes them, which cancels the 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,6 +26,8 @@ from glm53_server.engine.base import (
 )
 from glm53_server.metrics import Metrics, RequestClock
 from glm53_server.pipeline import ChoicePipeline, Finish, OutputEvent
+
+log = logging.getLogger("glm53_server")
 
 _QUEUED_EVENTS = 1024  # a client that reads slower than this holds the engine's iterator back
 
@@ -129,9 +132,9 @@ class Generation:
             clock.ended("abort")
             raise
         except Exception:
+            log.exception("request %s failed", choice.request.request_id)
             clock.ended("error")
             await self._queue.put(ApiError("internal error", 500, "internal_error"))
-            raise
         finally:
             close = getattr(stream, "aclose", None)
             if close is not None:

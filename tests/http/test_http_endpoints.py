@@ -286,3 +286,23 @@ def test_an_engine_error_in_a_stream_is_an_error_frame_and_done(app):
         assert all(json.loads(c)["choices"][0]["finish_reason"] is None for c in chunks)
 
     run(ask())
+
+
+def test_a_bug_is_a_logged_500_without_its_words(make_app, caplog):
+    app = make_app()
+
+    async def broken(request):
+        raise RuntimeError("secret detail")
+        yield
+
+    app.engine.submit = broken
+
+    async def ask():
+        for fields in ({}, {"stream": True}):
+            answer = await app.chat(**fields)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"] == "internal error"
+        assert app.service.metrics.in_flight == 0
+
+    run(ask())
+    assert "secret detail" in caplog.text
