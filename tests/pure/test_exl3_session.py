@@ -22,7 +22,8 @@ from glm53_server.engine.base import (
     Sampling,
     Tokens,
 )
-from glm53_server.engine.exl3_session import Session, make_sampler
+from glm53_server.engine.exl3_sampler import make_sampler
+from glm53_server.engine.exl3_session import Session
 
 VOCAB, CACHE_TOKENS = 8, 512
 

@@ -211,7 +211,12 @@ def _tiers(
         shape = TraceSpec(layers=layout.layers, experts=layout.experts, picks=8)
         trace = RoutingTrace(shape, loaded.device)
     budget = VramBudget(
-        gpu.reserve_bytes, gpu.elastic_bytes, gpu.stage_bytes, gpu.vram_limit_bytes, gpu.cache_slots
+        gpu.reserve_bytes,
+        gpu.elastic_bytes,
+        gpu.stage_bytes,
+        gpu.vram_limit_bytes,
+        gpu.cache_slots,
+        heat_file=Path(gpu.heat_file) if gpu.heat_file and spec is None else None,
     )
     try:
         lane = None if tier is None else _cpu_lane(loaded, kernels, plan, tier)

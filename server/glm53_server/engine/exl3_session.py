@@ -6,7 +6,7 @@ stay outside. Knows the generator's jobs and result dicts; nothing else does.
 
 from __future__ import annotations
 
-import math
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,53 +24,23 @@ from glm53_server.engine.base import (
     Grammar,
     PromptProgress,
     PromptScores,
-    Sampling,
     Tokens,
     TokenScore,
 )
 from glm53_server.engine.exl3_model import LoadedModel, detach
+from glm53_server.engine.exl3_sampler import make_sampler
+from glm53_server.engine.exl3_scores import generated_scores, score_rows
 from glm53_server.engine.exl3_stats import tier_stats
 from glm53_server.moe.layer import ExpertTiers
 
-PAGE_TOKENS = 256
+log = logging.getLogger(__name__)
+
 # A job reserves cache for at most this much output; longer answers are requeued by the generator,
 # so that a request without max_tokens does not keep every other stream waiting.
 RESERVE_TOKENS = 8192
 SCORE_ROWS = 512
 STATS_INTERVAL_S = 0.5
 FILTER_KINDS = {"json_schema": "json_schema", "regex": "regex", "lark": "lark_grammar"}
-
-
-def make_sampler(sampling: Sampling) -> Any:
-    """The smallest exllamav3 sampler stack for these parameters (neutral steps are left out)."""
-    from exllamav3.generator.sampler import custom
-
-    class InclusiveTopP(custom.SS_TopP):
-        """Keeps the token that crosses p, as everybody defines top-p; 1.5.1's own step drops it."""
-
-        def run(self, state: Any) -> None:
-            before = state.probs.cumsum(dim=-1) - state.probs
-            state.probs *= before < self.top_p
-            state.state = custom.SS.PROBS_S
-
-    steps: list[Any] = []
-    if sampling.logit_bias:
-        steps.append(custom.SS_LogitBias(dict(sampling.logit_bias)))
-    if sampling.repetition_penalty != 1.0:
-        steps.append(custom.SS_RepP(sampling.repetition_penalty))
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        steps.append(custom.SS_PresFreqP(sampling.presence_penalty, sampling.frequency_penalty))
-    if sampling.temperature == 0 or sampling.top_k == 1:
-        return custom.CustomSampler([*steps, custom.SS_Argmax()])
-    if sampling.temperature != 1.0:
-        steps.append(custom.SS_Temperature(sampling.temperature))
-    if sampling.min_p:
-        steps.append(custom.SS_MinP(sampling.min_p))
-    if sampling.top_k:
-        steps.append(custom.SS_TopK(sampling.top_k))
-    if sampling.top_p < 1.0:
-        steps.append(InclusiveTopP(sampling.top_p))
-    return custom.CustomSampler([*steps, custom.SS_Sample()])
 
 
 @dataclass(slots=True)
@@ -253,7 +223,7 @@ class Session:
                 new = part["token_ids"].flatten().tolist()
                 ids += new
                 if running.request.logprobs:
-                    scores += _scores(part, new, running.request)
+                    scores += generated_scores(part, new, running.request)
         stop_id = result.get("eos_triggering_token_id") if result["eos"] else None
         if stop_id is not None and (not ids or ids[-1] != stop_id):
             ids.append(int(stop_id))
@@ -295,6 +265,11 @@ class Session:
         self._generator.clear_queue()
         torch.cuda.synchronize(self.loaded.device)
         detach(self.loaded)
+        if self.tiers is not None and self.tiers.heat_file is not None:
+            try:
+                self.tiers.residency.save_heat(self.tiers.heat_file)
+            except OSError as err:
+                log.warning("the cache's heat was not saved: %s", err)
         if self.tiers is not None and self.tiers.cpu_lane is not None:
             self.tiers.cpu_lane.close()
         self.loaded.model.unload()
@@ -313,42 +288,5 @@ class Session:
         for begin in range(first, len(request.prompt_ids), SCORE_ROWS):
             targets = request.prompt_ids[begin : begin + SCORE_ROWS]
             rows = torch.log_softmax(logits[begin - 1 : begin - 1 + len(targets)].float(), dim=-1)
-            scores += _score_rows(rows, list(targets), request)
+            scores += score_rows(rows, list(targets), request)
         return PromptScores(tuple(scores))
-
-
-def _score_rows(rows: torch.Tensor, targets: list[int], request: GenRequest) -> list[TokenScore]:
-    """Scores of targets under log-probability rows [n, vocab]."""
-    own = rows.gather(1, torch.tensor(targets, device=rows.device)[:, None])[:, 0].tolist()
-    count = request.top_logprobs
-    values, indices = torch.topk(rows, count, dim=1) if count else (rows[:, :0], rows[:, :0])
-    top = [
-        tuple(zip(i, v, strict=True))
-        for i, v in zip(indices.tolist(), values.tolist(), strict=True)
-    ]
-    asked: list[tuple[tuple[int, float], ...]] = [()] * len(targets)
-    if request.logprob_ids:
-        picked = rows[:, list(request.logprob_ids)].tolist()
-        asked = [tuple(zip(request.logprob_ids, row, strict=True)) for row in picked]
-    return [TokenScore(t, lp, k, a) for t, lp, k, a in zip(targets, own, top, asked, strict=True)]
-
-
-def _scores(part: dict[str, Any], ids: list[int], request: GenRequest) -> list[TokenScore]:
-    """Scores of generated ids from a result's probabilities (softmax over raw logits)."""
-    own = part["token_probs"].flatten().tolist()
-    top_ids, top_probs = part["top_k_tokens"][0].tolist(), part["top_k_probs"][0].tolist()
-    asked: list[tuple[tuple[int, float], ...]] = [()] * len(ids)
-    if request.logprob_ids:
-        rows = torch.log_softmax(part["logits"][0].float(), dim=-1)[
-            :, list(request.logprob_ids)
-        ].tolist()
-        asked = [tuple(zip(request.logprob_ids, row, strict=True)) for row in rows]
-    result: list[TokenScore] = []
-    for i, token_id in enumerate(ids):
-        top = tuple((t, _log(p)) for t, p in zip(top_ids[i], top_probs[i], strict=True))
-        result.append(TokenScore(token_id, _log(own[i]), top[: request.top_logprobs], asked[i]))
-    return result
-
-
-def _log(probability: float) -> float:
-    return math.log(probability) if probability > 0 else -math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -43,6 +44,7 @@ class VramBudget:
     limit: int | None = None
     slots: int | None = None
     lookahead: int | None = None  # experts copied ahead per layer; None: what fits its attention
+    heat_file: Path | None = None  # picks of earlier runs: the cache starts warm
 
 
 def free_for_slots(budget: VramBudget, free_bytes: int, total_bytes: int) -> int:
@@ -95,6 +97,9 @@ def build_tiers(
         if ahead is None:
             ahead = lookahead_limit(measure_link_s(residency))
         residency.heat.zero_()  # the measurement's picks say nothing
+        tiers.heat_file = budget.heat_file
+        if budget.heat_file is not None and residency.load_heat(budget.heat_file):
+            stager.warm_start()
         guess: Guess = RouterGuess(loaded) if trace is None else trace.guess
         if ahead and plan.total:
             tiers.lookahead = Lookahead(residency, guess, ahead)

@@ -8,6 +8,7 @@ in between             read in place over the link: fewer bytes than streaming w
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -42,6 +43,7 @@ class ExpertTiers:
         self.stager = stager
         self.cpu_lane = cpu_lane
         self.lookahead: Lookahead | None = None
+        self.heat_file: Path | None = None
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False
         self.verify_each_step = False

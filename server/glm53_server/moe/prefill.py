@@ -239,6 +239,12 @@ class PrefillStager:
         for start, length in slot_runs(usable[len(wanted) :], count):
             self._residency.evict(start, length, lock=False)  # nothing comes: free for admission
 
+    def warm_start(self) -> None:
+        """Fill the empty cache with the hottest experts, in the background of the first tokens."""
+        plan = self._memory.plan
+        self._residency.evict(0, plan.total, lock=True)
+        self._plan_refill(0, plan.total, self._memory.addresses())
+
     def poll_refill(self) -> None:
         """Called once per decode step: publish a finished batch, start the next. Never waits."""
         if self._in_flight is not None:
@@ -268,10 +274,16 @@ class PrefillStager:
         self._in_flight = (event, first, keys)
 
     def _cancel_refill(self) -> None:
-        self._refill.clear()
+        """Give up what was not refilled yet: those slots are empty and free for admission."""
+        waiting = self._refill
         if self._in_flight is not None:
             torch.cuda.current_stream(self._residency.device).wait_stream(self._copy_stream)
+            _, first, keys = self._in_flight
+            waiting = [*waiting, (first, keys)]
             self._in_flight = None
+        self._refill = []
+        for first, keys in waiting:
+            self._residency.evict(first, len(keys), lock=False)
 
     def drain_refill(self, wait: Callable[[], None]) -> None:
         """Finish the whole refill now; `wait` synchronises. For tests and measurements."""

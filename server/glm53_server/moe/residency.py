@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -137,6 +138,24 @@ class Residency:
             self.kernels.slots_adopt(
                 self.state, first, keys.numel(), keys.data_ptr(), self.stream()
             )
+
+    def save_heat(self, path: Path) -> None:
+        """Write how often each expert was picked, halved so that old habits fade. Raises OSError."""
+        scratch = path.with_suffix(".part")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_bytes((self.heat // 2).cpu().numpy().tobytes())
+        scratch.replace(path)
+
+    def load_heat(self, path: Path) -> bool:
+        """Take the counts of an earlier run; False when there are none for this geometry."""
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return False
+        if len(content) != 4 * self.heat.numel():
+            return False
+        self.heat.copy_(torch.frombuffer(bytearray(content), dtype=torch.int32))
+        return True
 
     def verify(self) -> int:
         """Compare all slots and tables with the arena; returns how many differ in total so far. Waits."""
