@@ -22,6 +22,7 @@ from doc_figures import newest, table
 from glm53ctl import cli, doctor, env, errors
 from glm53ctl.errors import EXIT_CODES, ChildExit
 from glm53ctl.profile import text_of
+from glm53ctl.supervisor.classify import Ending, classify
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("glm53ctl", "server/glm53_server", "kernels/glm53_kernels")
@@ -115,7 +116,7 @@ def _of_call(node: ast.Call, file: str) -> Iterator[Mention]:
         if keyword.arg == "error_id" and isinstance(keyword.value, ast.Constant):
             texts = [text for argument in node.args if (text := _template(argument))]
             message = max(texts, key=len, default="")
-            yield Mention(str(keyword.value.value), file, message, _exit_code([node.func]))
+            yield Mention(str(keyword.value.value), file, message, _exit_code([node]))
 
 
 def _of_class(node: ast.ClassDef, file: str) -> Iterator[Mention]:
@@ -126,14 +127,23 @@ def _of_class(node: ast.ClassDef, file: str) -> Iterator[Mention]:
             ):
                 words = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
                 message = f"{code(node.name)} {words or _in_tree(node.name)}".strip()
-                own = ast.Name(node.name)
-                yield Mention(found, file, message, _exit_code([own, *node.bases]))
+                parts = [ast.Name(node.name), *node.bases, *node.body]
+                yield Mention(found, file, message, _exit_code(parts))
 
 
-def _exit_code(names: list[ast.expr]) -> int | None:
-    """The exit code of the first name that is one of the error classes."""
-    kinds = (getattr(errors, name.id, None) for name in names if isinstance(name, ast.Name))
-    return next((kind.exit_code for kind in kinds if hasattr(kind, "exit_code")), None)
+def _exit_code(parts: list[ast.AST]) -> int | None:
+    """The command's exit code: written here, of a ChildExit named here, or of an error class."""
+    nodes = [node for part in parts for node in ast.walk(part)]
+    for node in sorted(nodes, key=lambda node: isinstance(node, ast.Name)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="ChildExit"), attr=name):
+                return classify(Ending(ChildExit[name])).exit_code
+            case ast.keyword(arg="exit_code", value=ast.Constant(value=int(number))):
+                return number
+            case ast.Name(id="Failure"):
+                return errors.StartFailed.exit_code
+    kinds = (getattr(errors, node.id, None) for node in nodes if isinstance(node, ast.Name))
+    return next((k.exit_code for k in kinds if k is not None and hasattr(k, "exit_code")), None)
 
 
 def _in_tree(name: str) -> str:
