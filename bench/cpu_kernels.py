@@ -59,21 +59,22 @@ class Arm:
 
 
 def make_experts(hidden: int, intermediate: int, bits: int, count: int) -> list[Expert]:
+    """Random experts whose trellises share one array: large, so that numpy asks for huge pages for it."""
     rng = np.random.default_rng(0)
+    halves = hidden * intermediate * bits // 16  # int16 values of one trellis
+    arena = rng.integers(-(2**15), 2**15, 3 * count * halves, dtype=np.int16)
 
-    def linear(in_features: int, out_features: int) -> Linear:
-        shape = (in_features // 16, out_features // 16, 16 * bits)
-        trellis = rng.integers(-(2**15), 2**15, shape, dtype=np.int16)
+    def linear(index: int, in_features: int, out_features: int) -> Linear:
+        trellis = arena[index * halves : (index + 1) * halves]
         suh = np.ones(in_features, np.float16)
         svh = np.full(out_features, in_features**-0.5, np.float16)
         return Linear(in_features, out_features, bits, trellis, suh, svh)
 
-    def expert() -> Expert:
-        return Expert(
-            linear(hidden, intermediate), linear(hidden, intermediate), linear(intermediate, hidden)
-        )
+    def expert(index: int) -> Expert:
+        gate, up = (linear(3 * index + part, hidden, intermediate) for part in (0, 1))
+        return Expert(gate, up, linear(3 * index + 2, intermediate, hidden))
 
-    return [expert() for _ in range(count)]
+    return [expert(index) for index in range(count)]
 
 
 def kernels_of(threads: int) -> Iterator[CpuKernels]:

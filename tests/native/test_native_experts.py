@@ -90,6 +90,19 @@ def test_one_expert_for_many_rows_equals_row_by_row(open_kernels, isa, precision
     np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("hidden", "intermediate"), [(2176, 128), (128, 2176)])
+@pytest.mark.parametrize("isa", ISAS)
+def test_long_inputs_are_cut_and_joined(open_kernels, isa, hidden, intermediate):
+    rng = np.random.default_rng(8)
+    experts = [oracle.random_expert(rng, hidden, intermediate, (3, 3, 3))]
+    x = rng.normal(size=(2, hidden)).astype(np.float32)
+    choice = Choice.of((0, 0, 0.5), (0, 1, 0.25))
+    table = table_of(experts, act_limit=10.0)
+    one, three = (run(open_kernels(isa=isa, threads=n), table, x, choice) for n in (1, 3))
+    assert relative_rms(one, choice.expected(experts, x, 10.0)) < 5e-6
+    assert (one == three).all()
+
+
 def test_more_picks_than_one_batch_holds(open_kernels):
     rng = np.random.default_rng(3)
     experts = [oracle.random_expert(rng, 128, 128, (3, 3, 3)) for _ in range(2)]

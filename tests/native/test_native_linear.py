@@ -11,7 +11,7 @@ import pytest
 from native_cases import ISAS, PRECISIONS, dequant, forward, relative_rms
 
 TINY = Path(__file__).resolve().parents[2] / "reference/tiny/model.safetensors"
-SIZES = ((128, 128), (384, 640), (896, 256))
+SIZES = ((128, 128), (384, 640), (896, 256), (2176, 128))
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 #include "cpu/experts.h"
 
 #include <algorithm>
+#include <atomic>
 #include <span>
 
 namespace glm53 {
@@ -34,18 +35,34 @@ std::vector<Group> group_by_expert(std::span<const Pick> picks) {
   return groups;
 }
 
+/* Counts the finished parts of each block. Who finishes the last one goes on with the block, and sees
+ * what the others wrote. */
+class Join {
+ public:
+  Join(std::size_t blocks, std::uint32_t parts) : done_(blocks), parts_(parts) {}
+
+  bool is_last(std::size_t block) {
+    return done_[block].fetch_add(1, std::memory_order_acq_rel) + 1 == parts_;
+  }
+
+ private:
+  std::vector<std::atomic<std::uint32_t>> done_;
+  const std::uint32_t parts_;
+};
+
 class Batch {
  public:
   Batch(const Engine& engine, Scratch& scratch, const ExpertLayer& layer, std::span<const Pick> picks)
       : engine_(engine), layer_(layer), picks_(picks), groups_(group_by_expert(picks)) {
     const std::size_t n = picks.size(), wide = layer.hidden, narrow = layer.intermediate;
     const std::size_t rotated_wide = Rotated::floats(n, wide), rotated_narrow = Rotated::floats(n, narrow);
-    gate_in_ = scratch.take(2 * rotated_wide + rotated_narrow + n * (wide + 2 * narrow));
+    const std::size_t gate_floats = wide_slices() * n * narrow, y_floats = narrow_slices() * n * wide;
+    gate_in_ = scratch.take(2 * rotated_wide + rotated_narrow + 2 * gate_floats + y_floats);
     up_in_ = gate_in_ + rotated_wide;
     down_in_ = up_in_ + rotated_wide;
     gate_ = down_in_ + rotated_narrow;
-    up_ = gate_ + n * narrow;
-    y_ = up_ + n * narrow;
+    up_ = gate_ + gate_floats;
+    y_ = up_ + gate_floats;
   }
 
   void forward(const float* x) {
@@ -88,38 +105,65 @@ class Batch {
     engine_.pool.run(2 * static_cast<std::uint32_t>(groups_.size()), one_input);
   }
 
-  /* One item is 128 intermediate columns of one expert: gate, up, activation, and the input
-   * rotation of down, which needs exactly these 128. */
+  /* One item is one slice of gate or up, for 128 intermediate columns of one expert. The last of a
+   * block's items applies the activation and the input rotation of down, which needs exactly these 128. */
   void gate_and_up() {
-    const std::uint32_t blocks = layer_.intermediate / kBlock;
-    auto one_band = [&](std::uint32_t item) {
-      const Group& group = groups_[item / blocks];
-      const std::uint32_t block = item % blocks;
-      const std::size_t row = layer_.intermediate, column = std::size_t{block} * kBlock;
-      float* gate = gate_ + group.first * row + column;
-      float* up = up_ + group.first * row + column;
-      linear_band(engine_, layer_.gate(group.expert), block, rotated(gate_in_, group, layer_.hidden), gate, row);
-      linear_band(engine_, layer_.up(group.expert), block, rotated(up_in_, group, layer_.hidden), up, row);
-      const std::uint16_t* suh = layer_.down(group.expert).suh + column;
-      const Rotated to = rotated(down_in_, group, row);
-      for (std::uint32_t r = 0; r < group.count; ++r) {
-        engine_.dense.activate(gate + r * row, up + r * row, layer_.act_limit, kBlock);
-        engine_.arithmetic.rotate_in(gate + r * row, suh, to.at(block, r), to.stride(), kBlock);
-      }
+    const std::uint32_t blocks = layer_.intermediate / kBlock, parts = 2 * wide_slices();
+    Join join(groups_.size() * blocks, parts);
+    auto one_part = [&](std::uint32_t item) {
+      const std::uint32_t part = item % parts, of_group = item / parts;
+      const Group& group = groups_[of_group / blocks];
+      const std::uint32_t block = of_group % blocks;
+      const bool gate = part % 2 == 0;
+      const Linear linear = gate ? layer_.gate(group.expert) : layer_.up(group.expert);
+      float* y = column(gate ? gate_ : up_, group, layer_.intermediate, block);
+      band_slice(engine_, linear, block, Slice::of(layer_.hidden, part / 2),
+                 rotated(gate ? gate_in_ : up_in_, group, layer_.hidden),
+                 y + part / 2 * picks_.size() * layer_.intermediate, layer_.intermediate);
+      if (join.is_last(of_group)) finish_activation(group, block);
     };
-    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
+    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks * parts, one_part);
+  }
+
+  void finish_activation(const Group& group, std::uint32_t block) {
+    const std::size_t row = layer_.intermediate, slice = picks_.size() * row;
+    float* gate = column(gate_, group, row, block);
+    float* up = column(up_, group, row, block);
+    finish_band(engine_, layer_.gate(group.expert), block, group.count, gate, row, slice);
+    finish_band(engine_, layer_.up(group.expert), block, group.count, up, row, slice);
+    const std::uint16_t* suh = layer_.down(group.expert).suh + block * kBlock;
+    const Rotated to = rotated(down_in_, group, row);
+    for (std::uint32_t r = 0; r < group.count; ++r) {
+      engine_.dense.activate(gate + r * row, up + r * row, layer_.act_limit, kBlock);
+      engine_.arithmetic.rotate_in(gate + r * row, suh, to.at(block, r), to.stride(), kBlock);
+    }
   }
 
   void down() {
-    const std::uint32_t blocks = layer_.hidden / kBlock;
-    auto one_band = [&](std::uint32_t item) {
-      const Group& group = groups_[item / blocks];
-      const std::uint32_t block = item % blocks;
-      float* y = y_ + group.first * std::size_t{layer_.hidden} + std::size_t{block} * kBlock;
-      linear_band(engine_, layer_.down(group.expert), block,
-                  rotated(down_in_, group, layer_.intermediate), y, layer_.hidden);
+    const std::uint32_t blocks = layer_.hidden / kBlock, parts = narrow_slices();
+    const std::size_t slice = picks_.size() * layer_.hidden;
+    Join join(groups_.size() * blocks, parts);
+    auto one_part = [&](std::uint32_t item) {
+      const std::uint32_t part = item % parts, of_group = item / parts;
+      const Group& group = groups_[of_group / blocks];
+      const std::uint32_t block = of_group % blocks;
+      const Linear linear = layer_.down(group.expert);
+      float* y = column(y_, group, layer_.hidden, block);
+      band_slice(engine_, linear, block, Slice::of(layer_.intermediate, part),
+                 rotated(down_in_, group, layer_.intermediate), y + part * slice, layer_.hidden);
+      if (join.is_last(of_group)) {
+        finish_band(engine_, linear, block, group.count, y, layer_.hidden, slice);
+      }
     };
-    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks, one_band);
+    engine_.pool.run(static_cast<std::uint32_t>(groups_.size()) * blocks * parts, one_part);
+  }
+
+  std::uint32_t wide_slices() const { return Slice::count(layer_.hidden); }
+  std::uint32_t narrow_slices() const { return Slice::count(layer_.intermediate); }
+
+  /* A group's first row of a buffer [picks][features], at a block of its columns. */
+  static float* column(float* buffer, const Group& group, std::size_t features, std::uint32_t block) {
+    return buffer + group.first * features + std::size_t{block} * kBlock;
   }
 
   const Engine& engine_;
@@ -129,9 +173,9 @@ class Batch {
   float* gate_in_;  // rotated, per group [block][row]
   float* up_in_;
   float* down_in_;
-  float* gate_;     // [picks][intermediate], then the activation
-  float* up_;       // [picks][intermediate]
-  float* y_;        // [picks][hidden]
+  float* gate_;     // [slices][picks][intermediate], then the activation
+  float* up_;       // [slices][picks][intermediate]
+  float* y_;        // [slices][picks][hidden]
 };
 
 }  // namespace

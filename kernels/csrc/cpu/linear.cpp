@@ -1,6 +1,7 @@
 #include "cpu/linear.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 
 #include "cpu/half.h"
@@ -38,25 +39,33 @@ void linear_dequant(Pool& pool, const Dense& dense, const Linear& linear, float*
   pool.run(in_blocks * out_blocks, one_block);
 }
 
-void linear_band(const Engine& engine, const Linear& linear, std::uint32_t block, const Rotated& x,
-                 float* y, std::size_t y_stride) {
+void band_slice(const Engine& engine, const Linear& linear, std::uint32_t block, Slice slice,
+                const Rotated& x, float* y, std::size_t y_stride) {
   const Trellis& trellis = linear.trellis;
   const auto rows = static_cast<std::uint32_t>(x.rows);
   for (std::uint32_t first = 0; first < rows; first += kMaxBandRows) {
     const Band band{
-        .trellis = trellis.tile(0, block * kBlockTiles),
+        .trellis = trellis.tile(slice.first_block * kBlockTiles, block * kBlockTiles),
         .row_bytes = trellis.row_bytes(),
-        .k_blocks = trellis.in_features / kBlock,
+        .k_blocks = slice.blocks,
         .rows = std::min(kMaxBandRows, rows - first),
-        .x = x.at(0, first),
+        .x = x.at(slice.first_block, first),
         .x_stride = x.stride(),
         .y = y + first * y_stride,
         .y_stride = y_stride,
     };
     engine.arithmetic.band[trellis.bits](band);
-    for (std::uint32_t r = 0; r < band.rows; ++r) {
-      engine.dense.rotate_out(band.y + r * y_stride, linear.svh + block * kBlock);
+  }
+}
+
+void finish_band(const Engine& engine, const Linear& linear, std::uint32_t block, std::size_t rows,
+                 float* y, std::size_t y_stride, std::size_t slice_stride) {
+  const std::uint32_t slices = Slice::count(linear.trellis.in_features);
+  for (std::size_t r = 0; r < rows; ++r, y += y_stride) {
+    for (std::uint32_t s = 1; s < slices; ++s) {
+      for (std::uint32_t c = 0; c < kBlock; ++c) y[c] += y[s * slice_stride + c];
     }
+    engine.dense.rotate_out(y, linear.svh + block * kBlock);
   }
 }
 
@@ -64,14 +73,24 @@ void linear_forward(const Engine& engine, Scratch& scratch, const Linear& linear
                     std::uint32_t rows, float* out) {
   const std::uint32_t in = linear.trellis.in_features;
   const std::size_t columns = linear.trellis.out_features;
-  const Rotated rotated{scratch.take(Rotated::floats(rows, in)), rows};
+  const std::size_t parts_floats = Slice::count(in) * rows * columns;
+  const Rotated rotated{scratch.take(Rotated::floats(rows, in) + parts_floats), rows};
   auto rotate = [&](std::uint32_t row) {
     engine.arithmetic.rotate_in(x + std::size_t{row} * in, linear.suh, rotated.at(0, row),
                                 rotated.stride(), in);
   };
   engine.pool.run(rows, rotate);
+  const std::uint32_t slices = Slice::count(in);
+  float* parts = rotated.data + Rotated::floats(rows, in);
   auto one_band = [&](std::uint32_t block) {
-    linear_band(engine, linear, block, rotated, out + std::size_t{block} * kBlock, columns);
+    float* y = parts + std::size_t{block} * slices * rows * kBlock;
+    for (std::uint32_t s = 0; s < slices; ++s) {
+      band_slice(engine, linear, block, Slice::of(in, s), rotated, y + s * rows * kBlock, kBlock);
+    }
+    finish_band(engine, linear, block, rows, y, kBlock, rows * kBlock);
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      std::memcpy(out + r * columns + block * kBlock, y + r * kBlock, kBlock * sizeof(float));
+    }
   };
   engine.pool.run(linear.trellis.out_features / kBlock, one_band);
 }

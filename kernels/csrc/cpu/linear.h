@@ -55,8 +55,26 @@ void linear_dequant(Pool& pool, const Dense& dense, const Linear& linear, float*
 void linear_forward(const Engine& engine, Scratch& scratch, const Linear& linear, const float* x,
                     std::uint32_t rows, float* out);
 
-/* y[r] = columns 128*block .. +127 of row r through the trellis and its output rotation. */
-void linear_band(const Engine& engine, const Linear& linear, std::uint32_t block, const Rotated& x,
-                 float* y, std::size_t y_stride);
+/* A part of a linear's inputs. Long inputs are cut in two, so that few experts keep many threads busy;
+ * the cut depends on the size alone, so the sum of the parts does not depend on the threads. */
+struct Slice {
+  std::uint32_t first_block;
+  std::uint32_t blocks;
+
+  static constexpr std::uint32_t count(std::uint32_t features) { return features >= 2048 ? 2 : 1; }
+  static constexpr Slice of(std::uint32_t features, std::uint32_t index) {
+    const std::uint32_t blocks = features / kBlock, slices = count(features);
+    const std::uint32_t first = index * blocks / slices;
+    return {first, (index + 1) * blocks / slices - first};
+  }
+};
+
+/* y[r] = columns 128*block .. +127 of row r through one slice of the trellis. */
+void band_slice(const Engine& engine, const Linear& linear, std::uint32_t block, Slice slice,
+                const Rotated& x, float* y, std::size_t y_stride);
+
+/* y[r] = rotation of the sum of its slices; slice s is at y + s * slice_stride. */
+void finish_band(const Engine& engine, const Linear& linear, std::uint32_t block, std::size_t rows,
+                 float* y, std::size_t y_stride, std::size_t slice_stride);
 
 }  // namespace glm53
