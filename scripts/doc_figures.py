@@ -1,4 +1,4 @@
-"""The README's table of measured figures, filled from bench/results/*.json and from nothing else.
+"""The documents' tables of measured figures, filled from bench/results/*.json and from nothing else.
 
 Of each schema the newest file counts. A row is (what, figure); a file adds its machine, date and
 command. Files of other schemas are listed by name.
@@ -165,3 +165,34 @@ def table(sources: dict[str, Source]) -> str:
             f"{number}. {source.date}, {source.machine}; `{source.command}`; [{source.path.name}]({file})"
         )
     return "\n".join(lines)
+
+
+def quality_table(sources: dict[str, Source]) -> str:
+    """Fast mode's deviation from exact, for docs/modes.md."""
+    source = sources["fast-quality"]
+    lines = [
+        "| what the CPU computed | mean KL (nats) | 99th percentile | largest | same top token |",
+        "|---|---|---|---|---|",
+    ]
+    found = source.body["fast"]
+    for name, words in (
+        ("control_off_off", "nothing (control)"),
+        ("default_half", "half of the misses"),
+        ("all_cpu", "every expert"),
+    ):
+        one = found[name]
+        kls = (f"{one[key]:.1e}" if one[key] else "0" for key in ("kl_mean", "kl_p99", "kl_max"))
+        lines.append(f"| {words} | {' | '.join(kls)} | {one['top1_agree']:.1%} |")
+    margins = [
+        m for name in ("default_half", "all_cpu") for m in found[name]["disagree_margins_nats"]
+    ]
+    file = source.path.relative_to(ROOT).as_posix()
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Where the top token differed, the two best were at most {max(margins, default=0.0):.3f} nats apart.",
+            f"{source.date}, {source.machine}; tiny checkpoint, {one['positions']} positions, whole vocabulary;",
+            f"`{source.command}`; [{source.path.name}](../{file}).",
+        ]
+    )

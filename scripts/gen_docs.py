@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from doc_figures import newest, table
+from doc_figures import newest, quality_table, table
 
 from glm53ctl import cli, doctor, env, errors
 from glm53ctl.errors import EXIT_CODES, ChildExit
@@ -281,23 +281,25 @@ def _options(words: str, command: Any) -> Iterator[tuple[str, str]]:
 # All pages
 
 
-def readme(text: str) -> str:
-    """The README with its figures filled in. Raises SystemExit without the markers."""
-    before, begin, rest = text.partition(BEGIN)
+def filled(page: Path, figures: str) -> str:
+    """A page with what is between its markers replaced. Raises SystemExit without the markers."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md lacks {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table(newest())}\n{END}{after}"
+        raise SystemExit(f"{page.name} lacks {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
 
 
 def pages() -> dict[Path, str]:
     """Every generated file with what it should hold."""
-    front = ROOT / "README.md"
+    front, modes = ROOT / "README.md", ROOT / "docs/modes.md"
+    results = newest()
     return {
         ROOT / "docs/settings.md": settings_page(),
         ROOT / "docs/exit-codes.md": exit_codes_page(),
         ROOT / "docs/cli.md": cli_page(),
-        front: readme(front.read_text(encoding="utf-8")),
+        front: filled(front, table(results)),
+        modes: filled(modes, quality_table(results)),
     }
 
 
