@@ -41,25 +41,30 @@ class Residency:
         self.slots = slots
         self.device = device
         self._tables = tables
-        words = max(1, -(-slots // 32))
-        keys = layout.layers * layout.experts
+        keys, words, some = layout.layers * layout.experts, max(1, -(-slots // 32)), max(1, slots)
 
         def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(count, dtype=dtype, device=device)
 
         addresses = [[table.data_ptr() for table in layer] for layer in tables]
-        self._table_addresses = torch.tensor(addresses, dtype=torch.int64, device=device)
-        self.slot_of = zeros(keys, torch.int32).fill_(-1)
-        self.owner = zeros(max(1, slots), torch.int32).fill_(-1)
-        self.slot_address = zeros(max(1, slots), torch.int64)
-        self._referenced = zeros(words, torch.int32)
-        self._locked = zeros(words, torch.int32)
-        self.heat = zeros(keys, torch.int32)
-        self._hand = zeros(1, torch.int32)
-        self._counters = zeros(len(COUNTERS), torch.int64)
-        self._jobs = zeros(2 * 256, torch.int64)
-        self._num_jobs = zeros(1, torch.int32)
-        self._num_cpu = zeros(1, torch.int32)
+        self._arrays = {
+            "tables": torch.tensor(addresses, dtype=torch.int64, device=device),
+            "slot_of": zeros(keys, torch.int32).fill_(-1),
+            "owner": zeros(some, torch.int32).fill_(-1),
+            "slot_address": zeros(some, torch.int64),
+            "referenced": zeros(words, torch.int32),
+            "locked": zeros(words, torch.int32),
+            "heat": zeros(keys, torch.int32),
+            "hand": zeros(1, torch.int32),
+            "counters": zeros(len(COUNTERS), torch.int64),
+            "jobs": zeros(2 * MAX_PICKS, torch.int64),
+            "num_jobs": zeros(1, torch.int32),
+            "num_cpu": zeros(1, torch.int32),
+        }
+        self.slot_of = self._arrays["slot_of"]
+        self.owner = self._arrays["owner"]
+        self.slot_address = self._arrays["slot_address"]
+        self.heat = self._arrays["heat"]
         self.state = ResidencyStruct(
             size=ctypes.sizeof(ResidencyStruct),
             layers=layout.layers,
@@ -69,30 +74,16 @@ class Residency:
             record_bytes=layout.record_bytes,
             up_offset=layout.offsets[1],
             down_offset=layout.offsets[2],
-            tables=self._table_addresses.data_ptr(),
-            slot_of=self.slot_of.data_ptr(),
-            owner=self.owner.data_ptr(),
-            slot_address=self.slot_address.data_ptr(),
-            referenced=self._referenced.data_ptr(),
-            locked=self._locked.data_ptr(),
-            heat=self.heat.data_ptr(),
-            hand=self._hand.data_ptr(),
-            counters=self._counters.data_ptr(),
-            jobs=self._jobs.data_ptr(),
-            num_jobs=self._num_jobs.data_ptr(),
-            num_cpu=self._num_cpu.data_ptr(),
+            **{name: array.data_ptr() for name, array in self._arrays.items()},
         )
         # A second job list for look-ahead steps, which run beside the decode steps.
-        self._ahead_jobs = zeros(2 * 256, torch.int64)
-        self._ahead_num_jobs = zeros(1, torch.int32)
+        self._ahead = (zeros(2 * MAX_PICKS, torch.int64), zeros(1, torch.int32))
         self.ahead_state = ResidencyStruct.from_buffer_copy(self.state)
-        self.ahead_state.jobs = self._ahead_jobs.data_ptr()
-        self.ahead_state.num_jobs = self._ahead_num_jobs.data_ptr()
-        properties = torch.cuda.get_device_properties(device)
-        self.gather_blocks = 2 * properties.multi_processor_count
-        self.admit_limit = (
-            MAX_PICKS  # misses admitted per layer and step; the rest is read in place
-        )
+        self.ahead_state.jobs, self.ahead_state.num_jobs = (a.data_ptr() for a in self._ahead)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.gather_blocks = 2 * processors
+        # Misses admitted per layer and step; the rest is read in place or computed by the CPU.
+        self.admit_limit = MAX_PICKS
         self.gather_times: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
 
     def stream(self) -> int:
@@ -164,4 +155,4 @@ class Residency:
 
     def counters(self) -> dict[str, int]:
         """Counters since the start. Waits for the device; not for the decode path."""
-        return dict(zip(COUNTERS, self._counters.tolist(), strict=True))
+        return dict(zip(COUNTERS, self._arrays["counters"].tolist(), strict=True))
