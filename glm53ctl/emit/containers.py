@@ -35,7 +35,7 @@ def compose(made: Deployment) -> str:
             if made.model_volume
             else []
         ),
-        "      - state:/state",
+        "      - state:/glm53",
         *_compose_secret(made),
         *_compose_gpu(made),
         "    ulimits:",
@@ -87,7 +87,7 @@ def quadlet(made: Deployment) -> str:
         "DropCapability=all",
         "NoNewPrivileges=true",
         *([f"Volume={made.model_volume}"] if made.model_volume else []),
-        f"Volume={made.name}-state:/state",
+        f"Volume={made.name}-state:/glm53",
         *([f"Volume={made.key_file}:/run/secrets/glm53-api-key:ro"] if made.key_file else []),
         f"PublishPort={made.published}",
         *(f"Environment={_word(f'{name}={value}')}" for name, value in made.container_environment),
@@ -124,7 +124,7 @@ def docker_run(made: Deployment) -> str:
         *(("--env", f"{name}={value}") for name, value in made.container_environment),
         ("--publish", made.published),
         *([("--volume", made.model_volume)] if made.model_volume else []),
-        ("--volume", f"{made.name}-state:/state"),
+        ("--volume", f"{made.name}-state:/glm53"),
         *_run_secret(made),
         *_run_gpu(made),
         ("--ulimit", "memlock=-1"),

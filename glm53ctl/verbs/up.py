@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from glm53ctl.verbs import models, operate, options
+from glm53ctl.runtime import Runtime
+from glm53ctl.verbs import in_docker, models, operate, options
 
 if TYPE_CHECKING:
     from glm53ctl.plan import Plan
@@ -34,6 +35,9 @@ def up(
     sets: options.SetOption = None,
     yes: options.YesOption = False,
     offline: options.OfflineOption = False,
+    runtime: Annotated[
+        Runtime, typer.Option("--runtime", help="Where: auto takes docker if native cannot be.")
+    ] = Runtime.AUTO,
     attach: Annotated[
         bool, typer.Option("--attach", help="Stay and show the log; Ctrl-C stops the server.")
     ] = False,
@@ -80,14 +84,20 @@ def up(
         plan_verb.plan(**given, json_=json_)
         return
     style: Style = "json" if json_ else "url" if quiet else "words"
-    fetch = models.Fetching(yes=yes, offline=offline)
-    code = _bring_up(PlanOptions(**given), fetch, replace=replace, attach=attach, style=style)
+    start = models.Fetching(yes=yes, offline=offline), runtime
+    code = _bring_up(PlanOptions(**given), *start, replace=replace, attach=attach, style=style)
     if code:
         raise typer.Exit(code)
 
 
 def _bring_up(
-    options: Any, fetch: models.Fetching, *, replace: bool, attach: bool, style: Style
+    options: Any,
+    fetch: models.Fetching,
+    runtime: Runtime,
+    *,
+    replace: bool,
+    attach: bool,
+    style: Style,
 ) -> int:
     from glm53ctl import choose, client, render, starting
     from glm53ctl.errors import Conflict
@@ -107,6 +117,9 @@ def _bring_up(
             client.stop(instance, None)
             situation, already = choose.survey(options), False
     if not already:
+        plan = choose.decide(situation).chosen()
+        if in_docker.serves_in_docker(situation, plan, runtime, style):
+            return 0
         _launch(instance, models.plan_with_model(situation, options, fetch), wished)
     record = operate.wait_visibly(instance, ours=not already)
     _tell(instance, record, already, style)

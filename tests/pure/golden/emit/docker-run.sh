@@ -7,7 +7,7 @@ docker run --detach --init \
   --env GLM53_EC_RESERVE_GB=1.5 \
   --publish 127.0.0.1:8080:8080 \
   --volume /home/ada/.local/share/glm53/models/GLM-5.3-Flash-exl3-3.05bpw:/models \
-  --volume glm53-state:/state \
+  --volume glm53-state:/glm53 \
   --gpus device=GPU-52a3a85d-3c55-ca3a-a955-82c69ed360fc \
   --ulimit memlock=-1 \
   --shm-size 1g \
