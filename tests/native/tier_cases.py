@@ -22,11 +22,14 @@ MASK = 0xFFFFFFFF
 
 
 class Box:
-    """One mailbox in ordinary memory. `post` writes what cache_step writes, in its order."""
+    """One mailbox, in ordinary memory or in `memory` (uint8, 64-byte aligned).
 
-    def __init__(self, size_bytes: int, hidden: int) -> None:
+    `post` writes what cache_step writes, in its order.
+    """
+
+    def __init__(self, size_bytes: int, hidden: int, memory: np.ndarray | None = None) -> None:
         self.hidden = hidden
-        raw = np.zeros(size_bytes + 64, np.uint8)
+        raw = np.zeros(size_bytes + 64, np.uint8) if memory is None else memory
         start = -raw.ctypes.data % 64
         self._bytes = raw[start : start + size_bytes]
         self._out_at = X + ROWS * hidden * np.dtype(X_TYPE).itemsize

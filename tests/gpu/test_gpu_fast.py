@@ -1,0 +1,23 @@
+"""Fast mode's quality on the tiny checkpoint: KL to exact mode, tier off and on, same tokens."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_fast import quality
+
+CPU_THREADS = 4
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("exact", 2e-4), ("fast", 5e-4)])
+def test_divergence_from_exact_mode(precision: str, limit: float) -> None:
+    body = quality("auto", CPU_THREADS, precision)
+    assert body["control_off_off"]["kl_max"] == 0.0, "exact mode is not reproducible"
+    assert body["prefill_bit_identical"]
+    assert body["timeouts"] == 0
+    for policy in ("all_cpu", "default_half"):
+        figures = body[policy]
+        assert figures["cpu_experts"] > 1000, "the CPU computed next to nothing"
+        assert 0 < figures["kl_mean"] <= limit
+        assert figures["kl_p99"] <= 0.01
+        assert figures["top1_agree"] >= 0.995
+    assert body["all_cpu"]["cpu_experts"] > body["default_half"]["cpu_experts"]
