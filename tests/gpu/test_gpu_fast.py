@@ -6,6 +6,7 @@ import pytest
 from gpu_fast import quality
 
 CPU_THREADS = 4
+NEAR_TIE_NATS = 0.02
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("exact", 2e-4), ("fast", 5e-4)])
@@ -19,5 +20,7 @@ def test_divergence_from_exact_mode(precision: str, limit: float) -> None:
         assert figures["cpu_experts"] > 1000, "the CPU computed next to nothing"
         assert 0 < figures["kl_mean"] <= limit
         assert figures["kl_p99"] <= 0.01
-        assert figures["top1_agree"] >= 0.995
+        # The tiny checkpoint has many near-ties; any other disagreement would be an error.
+        assert figures["top1_agree"] >= 0.99
+        assert max(figures["disagree_margins_nats"], default=0.0) < NEAR_TIE_NATS
     assert body["all_cpu"]["cpu_experts"] > body["default_half"]["cpu_experts"]
