@@ -74,6 +74,20 @@ def panel_faults(panel: Facts | None, mode: Mode | None) -> tuple[str, ...]:
     return tuple(found)
 
 
+def decode_verdict(found: Facts) -> Verdict:
+    """The verdict on a document of decode_kl.py."""
+    bar, control = DECODE_BAR, found["control_off"]
+    if control["kl_max"] > 0:
+        why = f"decoding differs from itself without the CPU tier: KL {control['kl_max']:.3g}"
+        return Verdict(QUALITY_FAILED, why)
+    if "kl_mean" not in found:
+        return Verdict(OK, "this plan has no CPU tier, and decoding repeats itself exactly")
+    kl, top1 = found["kl_mean"], found["top1_agree"]
+    words = f"decode KL {kl:.4f} nats (bar {bar.mean_kl:g}), top-1 {top1:.4f} (bar {bar.top1:g})"
+    good = kl <= bar.mean_kl and top1 >= bar.top1  # False for a KL that is no number
+    return Verdict(OK if good else QUALITY_FAILED, words)
+
+
 def _worst_words(panel: Facts) -> str:
     """`worst: prompt 3 (KL 0.8, top-1 0.41), at position 17 of its tokens`."""
     prompts = cast("list[Facts]", panel["per_prompt"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glm53ctl.verbs import operate, options
+from glm53ctl.verbs import bench_parts, operate, options
 
 if TYPE_CHECKING:
     from glm53ctl.bench.result import Result
@@ -19,11 +19,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-_THROUGH: dict[str, object] = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "help_option_names": [],
-}
 
 UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Another server than the instance.")
@@ -230,101 +225,4 @@ def all_parts(
         raise typer.Exit(code)
 
 
-@app.command("panel", context_settings=_THROUGH)
-def panel_only(ctx: typer.Context) -> None:
-    """Score a reference panel: bench/score_ref_panel.py."""
-    _through(ctx, "score_ref_panel.py", with_panel=True)
-
-
-@app.command("sweep", context_settings=_THROUGH)
-def sweep_only(ctx: typer.Context) -> None:
-    """Prefill and decode speed: bench/sweep.py."""
-    _through(ctx, "sweep.py")
-
-
-@app.command("stream", context_settings=_THROUGH)
-def stream_only(ctx: typer.Context) -> None:
-    """Is text delivered evenly? bench/stream_rate.py."""
-    _through(ctx, "stream_rate.py")
-
-
-@app.command("record-panel", context_settings=_THROUGH)
-def record_panel(ctx: typer.Context) -> None:
-    """Record a reference panel from a stock server: bench/record_panel.py."""
-    _through(ctx, "record_panel.py")
-
-
-@app.command("kl", context_settings=_THROUGH)
-def decode_kl(ctx: typer.Context) -> None:
-    """What the CPU tier costs in quality, on the GPU without a server: bench/decode_kl.py."""
-    from glm53ctl.bench import scripts
-
-    code = scripts.run_through(scripts.DECODE_KL, ctx.args)
-    if code:
-        raise typer.Exit(code)
-
-
-@app.command("ab")
-def ab_test(
-    *,
-    b: Annotated[
-        str,
-        typer.Option("--b", metavar="KEY=VALUE,...", help="Settings of arm B.", show_default=False),
-    ],
-    a: Annotated[str, typer.Option("--a", metavar="KEY=VALUE,...", help="Settings of arm A.")] = "",
-    mode: options.ModeOption = None,
-    model: options.ModelOption = None,
-    port: Annotated[int, typer.Option("--port", help="Port of the servers it starts.")] = 18080,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="How often A B B A.")] = 1,
-    tokens: Annotated[int, typer.Option("--tokens", min=8, help="Longest answer.")] = 128,
-    json_: options.JsonOption = False,
-) -> None:
-    """Compare two settings, interleaved A B B A; starts and stops servers of its own.
-
-    Examples:
-
-      glm53ctl bench ab --model tiny --b cpu.threads=1
-    """
-    from glm53ctl import render
-    from glm53ctl.bench import ab
-    from glm53ctl.env import Environ
-
-    arms = ab.parse("A", a), ab.parse("B", b)
-    flags = [*(["--mode", mode] if mode else []), *(["--model", model] if model else [])]
-    load = ab.Load(tuple(flags), port, rounds, answer_tokens=tokens)
-    found = ab.run(arms, load, Environ.current(), lambda line: render.say(f" {line}"))
-    if json_:
-        render.emit_json(ab.document(arms, found))
-        return
-    result = ab.change(found)
-    for line in render.columns(
-        [("A", f"{result.before.text} tok/s", arms[0].words),
-         ("B", f"{result.now.text} tok/s", arms[1].words)]
-    ):  # fmt: skip
-        render.emit(line)
-    render.emit(f"  B against A  {result.words}")
-
-
-def _through(ctx: typer.Context, name: str, *, with_panel: bool = False) -> None:
-    """Run a script with the flags given; the server of --instance (or the default) without --url."""
-    from glm53ctl.bench import scripts
-    from glm53ctl.bench import target as targets
-
-    given = list(ctx.args)
-    wanted, given = _take(given, "--instance")
-    if not {"--url", "--help", "-h"} & {item.partition("=")[0] for item in given}:
-        target = targets.of_instance(operate.named_instance(wanted))
-        given += target.flags()
-        panel = target.panel() if with_panel and "--panel" not in given else None
-        given += ["--panel", str(panel)] if panel is not None else []
-    code = scripts.run_through(name, given)
-    if code:
-        raise typer.Exit(code)
-
-
-def _take(arguments: list[str], name: str) -> tuple[str | None, list[str]]:
-    """(value, the rest) of an option of ours among those of a script."""
-    if name not in arguments[:-1]:
-        return None, arguments
-    at = arguments.index(name)
-    return arguments[at + 1], arguments[:at] + arguments[at + 2 :]
+bench_parts.register(app)

@@ -66,6 +66,16 @@ def test_the_gpu_modes_are_held_to_zero():
     assert decide(mode=Mode.FAST, panel=right).name == "ok"
 
 
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [({"kl_mean": 0.0047, "top1_agree": 0.986}, "ok"), ({"kl_mean": 0.0063, "top1_agree": 0.986}, "quality failed"),
+     ({"kl_mean": float("nan"), "top1_agree": 0.986}, "quality failed"), ({}, "ok"),
+     ({"kl_mean": 0.0047, "top1_agree": 0.96}, "quality failed"), ({"control_off": {"kl_max": 1e-7}}, "quality failed")],
+)  # fmt: skip
+def test_fast_decoding_is_held_to_its_own_bars(found, name):
+    assert verdict.decode_verdict({"control_off": {"kl_max": 0.0}, **found}).name == name
+
+
 def test_bursts_outweigh_speed_and_name_the_endpoint():
     late = {"endpoint": "/generate", "pass": False, "half_share": 0.1, "tail_share": 0.6}
     found = decide(stream={"pass": False, "endpoints": [late]}, decode_tokens_per_s=1.0)
