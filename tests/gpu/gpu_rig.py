@@ -6,6 +6,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -68,25 +69,41 @@ class Rig:
         torch.cuda.synchronize()
         return self.decided(layer, picks, admit_limit)
 
+    def ahead(self, layer: int, guess: Sequence[int], limit: int) -> Decision:
+        """A look-ahead step: the best guesses of a later layer are copied, nothing counts as used."""
+        ids = torch.tensor(list(guess), dtype=torch.int64, device=DEVICE)
+        struct = self.residency.new_step(layer)
+        struct.picks, struct.num_picks = ids.data_ptr(), len(guess)
+        struct.lookahead, struct.admit_limit = 1, limit
+        stream = self.residency.stream()
+        self.kernels.cache_step(self.residency.ahead_state, struct, stream)
+        self.kernels.gather(self.residency.ahead_state, 16, stream)
+        torch.cuda.synchronize()
+        best_first = [256 - i for i in range(len(guess))]
+        decision = decide(self.ring, self.asked(layer, guess, limit, best_first))
+        apply(self.ring, decision, layer * self.layout.experts)
+        self.counted["lookahead"] += len(decision.admissions)
+        return decision
+
+    def asked(
+        self, layer: int, picks: Sequence[int], limit: int, priority: list[int] | None = None
+    ) -> Step:
+        """The model's question for these picks; priorities are the heat unless given."""
+        base, experts = layer * self.layout.experts, self.layout.experts
+        keys = [base + pick if 0 <= pick < experts else None for pick in picks]
+        resident = [None if key is None else self.slot_of(key) for key in keys]
+        heat = [0 if key is None else self.heat[key] for key in keys]
+        return Step(picks, resident, priority or heat, experts, limit)
+
     def decided(
-        self,
-        layer: int,
-        picks: Sequence[int],
-        admit_limit: int,
-        share: float = 1.0,
-        dither: float = 0.0,
+        self, layer: int, picks: Sequence[int], limit: int, share: float = 1.0, dither: float = 0.0
     ) -> Decision:
         """The model's half of a step."""
-        base, experts = layer * self.layout.experts, self.layout.experts
-        valid = [0 <= pick < experts for pick in picks]
-        resident = [
-            self.slot_of(base + p) if ok else None for p, ok in zip(picks, valid, strict=True)
-        ]
-        priority = [self.heat[base + p] if ok else 0 for p, ok in zip(picks, valid, strict=True)]
-        asked = Step(picks, resident, priority, experts, admit_limit, share, dither)
+        asked = replace(self.asked(layer, picks, limit), gpu_share=share, dither=dither)
         decision = decide(self.ring, asked)
-        for pick, ok in zip(picks, valid, strict=True):
-            if ok:
+        base = layer * self.layout.experts
+        for pick in picks:
+            if 0 <= pick < asked.experts:
                 self.heat[base + pick] += 1
         apply(self.ring, decision, base)
         admitted = len(decision.admissions)

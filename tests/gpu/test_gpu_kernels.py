@@ -58,6 +58,24 @@ def test_steps_follow_the_model(make_rig: Callable[..., Rig], name: str, slots: 
     assert rig.residency.verify() == 0
 
 
+def test_a_look_ahead_brings_the_best_guesses_and_counts_nothing_as_used(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    rig.step(0, [1, 2])
+    decision = rig.ahead(1, [7, 3, 7 + 2, 4, -1], limit=3)
+    assert [expert for expert, _, _ in decision.admissions] == [7, 3, 9]
+    rig.check()
+    assert rig.step(1, [7, 4]).hits == 1
+    rig.check()
+    for layer in (2, 0, 1, 2):
+        rig.ahead(layer, [5, 1, 0, 8], limit=2)
+        rig.check()
+        rig.step(layer, [1, 0, 6])
+        rig.check()
+    assert rig.residency.verify() == 0
+
+
 def test_no_picks_and_no_slots(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.step(0, [])
