@@ -194,6 +194,12 @@ class Row:
         """The systematic name, GLM53_<SECTION>__<KEY>; both names are read, the short one wins."""
         return PREFIX + self.key.upper().replace(".", "__")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variable that gives this setting; the first that is set counts."""
+        borrowed = ("CUDA_VISIBLE_DEVICES",) if self.key == "gpu.select" else ()
+        return self.env, self.long_env, *borrowed
+
 
 def rows() -> tuple[Row, ...]:
     """The table, in the order of `Settings`."""
@@ -217,17 +223,15 @@ class Environ:
         """True for a variable that is set and does not say no."""
         return (self.get(name) or "0").lower() not in {"0", "false", "no", "off"}
 
-    def settings(self) -> Iterator[tuple[Row, str, str]]:
-        """(row, variable name, text) of every setting the environment gives."""
+    def settings(self) -> Iterator[tuple[Row, str]]:
+        """Every setting the environment gives, with the name of the variable that does."""
         for row in rows():
-            for name in (row.env, row.long_env):
-                if (text := self.get(name)) is not None:
-                    yield row, name, text
-                    break
+            if name := next(filter(self.get, row.names), None):
+                yield row, name
 
     def unknown_names(self) -> Iterator[tuple[str, str | None]]:
         """(name, nearest known name) of every GLM53_ variable that nothing reads."""
-        known = {row.env for row in rows()} | {row.long_env for row in rows()} | set(OTHER_NAMES)
+        known = {name for row in rows() for name in row.names} | set(OTHER_NAMES)
         for name in sorted(self.values):
             if name.startswith(PREFIX) and name not in known:
                 yield name, nearest(name, known)

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 from glm53ctl.env import Environ, Row, Settings, nearest, rows
 from glm53ctl.errors import UsageError
@@ -41,11 +41,7 @@ class Profile:
         return found.layer if not found.where else f"{found.layer}: {found.where}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    row: Row
-    value: object
-    origin: Origin
+_FileLayer = tuple[tuple[Row, object, Origin], ...]
 
 
 def load(
@@ -56,20 +52,26 @@ def load(
     Reads the user's file and the profile, writes nothing. Raises UsageError for an unknown key or
     a bad value, naming file and line, variable or flag.
     """
+    from pydantic import ValidationError  # with pydantic-settings more than `--help` may take
+
+    from glm53ctl import layers
+
     name = profile or environ.get("GLM53_PROFILE") or DEFAULT_PROFILE
-    given: dict[str, _Given] = {}
     config_file = user_paths(environ).config_file
     if environ.get("GLM53_CONFIG") and not config_file.exists():
         raise UsageError(f"GLM53_CONFIG names {config_file}, which does not exist")
-    for layer in (
-        _from_file(profile_file(name), "profile"),
-        _from_file(config_file, "user"),
-        _from_environ(environ),
-        _from_flags(flags),
-    ):
-        given.update({item.row.key: item for item in layer})
+    given = {
+        row.env: flags[row.field_name] for row in rows() if flags.get(row.field_name) is not None
+    }
+    user, shipped = _from_file(config_file, "user"), _from_file(profile_file(name), "profile")
+    origins = _origins(given, environ, user, shipped)
+    files = [{row.env: value for row, value, _ in file} for file in (user, shipped)]
+    try:
+        settings = layers.resolve(given, environ, files)
+    except ValidationError as err:
+        raise _bad_value(err.errors()[0], origins) from err
     has_key = environ.get("GLM53_API_KEY") is not None
-    return Profile(_build(given), _origins(given), tuple(_warnings(environ)), name, has_key)
+    return Profile(settings, origins, tuple(_warnings(environ)), name, has_key)
 
 
 def paths_for(profile: Profile, environ: Environ) -> Paths:
@@ -88,15 +90,15 @@ def parse_set(text: str) -> tuple[str, str]:
     return find_row(key.strip()).field_name, value.strip()
 
 
-def find_row(key: str) -> Row:
-    """The row of a key. Raises UsageError with a did-you-mean."""
+def find_row(key: str, *, where: str | None = None) -> Row:
+    """The row of a key. Raises UsageError with a did-you-mean, naming `where` the key was found."""
     by_key = {row.key: row for row in rows()}
     if key in by_key:
         return by_key[key]
     leaves = {row.key.rpartition(".")[2]: row.key for row in rows()}
     close = leaves.get(key) or nearest(key, set(by_key))
     raise UsageError(
-        f"unknown setting {key!r}",
+        f"{f'{where}: ' if where else ''}unknown setting {key!r}",
         hint=f"did you mean {close!r}?" if close else "see `glm53ctl config show`",
         error_id="CFG-002",
     )
@@ -117,44 +119,36 @@ def profile_file(name: str) -> Path:
     )
 
 
-def _from_file(path: Path, layer: str) -> Iterator[_Given]:
+def _from_file(path: Path, layer: str) -> _FileLayer:
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return
-    except (OSError, UnicodeDecodeError) as err:
-        raise UsageError(f"cannot read {path}: {err}") from err
-    try:
         document = tomllib.loads(text)
+    except FileNotFoundError:
+        return ()
     except tomllib.TOMLDecodeError as err:
         raise UsageError(f"{path}: {err}", hint="the file is not valid TOML") from err
-    by_key = {row.key: row for row in rows()}
-    for key, value in _flatten(document):
-        where = f"{path}:{line_of(key, text) or 1}"
-        if key not in by_key:
-            close = nearest(key, set(by_key))
-            raise UsageError(
-                f"{where}: unknown setting {key!r}",
-                hint=f"did you mean {close!r}?" if close else "see `glm53ctl config show`",
-                error_id="CFG-002",
-            )
-        yield _Given(by_key[key], value, Origin(layer, where))
+    except (OSError, UnicodeDecodeError) as err:
+        raise UsageError(f"cannot read {path}: {err}") from err
+
+    def where(key: str) -> str:
+        return f"{path}:{line_of(key, text) or 1}"
+
+    return tuple(
+        (find_row(key, where=where(key)), value, Origin(layer, where(key)))
+        for key, value in _flatten(document)
+    )
 
 
-def _from_environ(environ: Environ) -> Iterator[_Given]:
-    for row, name, text in environ.settings():
-        yield _Given(row, text, Origin("environment", name))
-    if environ.get("GLM53_GPU") is None and (visible := environ.get("CUDA_VISIBLE_DEVICES")):
-        row = next(row for row in rows() if row.key == "gpu.select")
-        yield _Given(row, visible, Origin("environment", "CUDA_VISIBLE_DEVICES"))
-
-
-def _from_flags(flags: Mapping[str, object | None]) -> Iterator[_Given]:
-    by_field = {row.field_name: row for row in rows()}
-    for name, value in flags.items():
-        if value is not None:
-            row = by_field[name]
-            yield _Given(row, value, Origin("flag", f"--{name.replace('_', '-')}"))
+def _origins(
+    given: Mapping[str, object], environ: Environ, *files: _FileLayer
+) -> dict[str, Origin]:
+    """Which layer gives each key, from the lowest layer to the highest."""
+    found = {row.key: Origin("default", "") for row in rows()}
+    for file in reversed(files):
+        found |= {row.key: origin for row, _, origin in file}
+    found |= {row.key: Origin("environment", name) for row, name in environ.settings()}
+    flags = ((row, row.field_name.replace("_", "-")) for row in rows() if row.env in given)
+    return found | {row.key: Origin("flag", f"--{flag}") for row, flag in flags}
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -178,49 +172,15 @@ def line_of(key: str, text: str) -> int | None:
     return None
 
 
-def _build(given: Mapping[str, _Given]) -> Settings:
-    hints = get_type_hints(Settings)
-    values = {
-        item.row.field_name: _parse(item, hints[item.row.field_name]) for item in given.values()
-    }
-    return Settings(**values)
-
-
-def _parse(item: _Given, kind: Any) -> Any:
-    """One value into the type of its row, with the unit applied."""
-    from pydantic import TypeAdapter, ValidationError  # not needed for --help
-
-    value = item.value
-    if kind == tuple[str, ...] and isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-    if item.row.unit != 1:
-        kind = float
-    try:
-        parsed = TypeAdapter(kind).validate_python(value)
-    except ValidationError as err:
-        raise _bad_value(item, err.errors()[0]["msg"]) from err
-    if item.row.unit != 1:
-        parsed = int(parsed * item.row.unit)
-    if isinstance(parsed, int | float) and parsed < 0:
-        raise _bad_value(item, "must not be negative")
-    return parsed
-
-
-def _bad_value(item: _Given, why: str) -> UsageError:
-    text = str(item.value)
-    guess = nearest(text, ("auto", "fast", "exact", "cpu")) if item.row.key == "mode" else None
+def _bad_value(problem: Mapping[str, Any], origins: Mapping[str, Origin]) -> UsageError:
+    row = next(row for row in rows() if row.env == problem["loc"][0])
+    text = str(problem["input"])
+    guess = nearest(text, ("auto", "fast", "exact", "cpu")) if row.key == "mode" else None
     return UsageError(
-        f"{item.origin.where}: {text!r} is not a value for {item.row.key}: {why}",
-        hint=f"did you mean {guess!r}?" if guess else f"{item.row.key}: {item.row.text}",
+        f"{origins[row.key].where}: {text!r} is not a value for {row.key}: {problem['msg']}",
+        hint=f"did you mean {guess!r}?" if guess else f"{row.key}: {row.text}",
         error_id="CFG-004",
     )
-
-
-def _origins(given: Mapping[str, _Given]) -> dict[str, Origin]:
-    return {
-        row.key: given[row.key].origin if row.key in given else Origin("default", "")
-        for row in rows()
-    }
 
 
 def _warnings(environ: Environ) -> Iterator[str]:

@@ -110,6 +110,33 @@ def test_the_systematic_name_is_read_and_the_short_one_wins(home):
     assert profile.load({}, environ=both).settings.port == 10
 
 
+def test_a_gpu_of_ours_wins_over_the_visible_devices(home):
+    theirs = environ(home, CUDA_VISIBLE_DEVICES="1")
+    found = profile.load({}, environ=theirs)
+    assert (found.settings.gpu, found.origins["gpu.select"].where) == ("1", "CUDA_VISIBLE_DEVICES")
+    for name in ("GLM53_GPU", "GLM53_GPU__SELECT"):
+        ours = environ(home, CUDA_VISIBLE_DEVICES="1", **{name: "0"})
+        assert profile.load({}, environ=ours).settings.gpu == "0"
+
+
+def test_variables_of_others_are_not_settings(home, monkeypatch):
+    """Neither a bare field name nor the process's own environment behind the snapshot."""
+    monkeypatch.setenv("GLM53_PORT", "99")
+    found = profile.load({}, environ=environ(home, port="98", PORT="97", glm53_port="96"))
+    assert found.settings == Settings()
+
+
+def test_a_value_that_a_higher_layer_replaces_is_not_judged(home):
+    user_file(home, "[listen]\nport = 'many'\n")
+    assert profile.load({"port": 5}, environ=environ(home)).settings.port == 5
+
+
+def test_a_folder_in_place_of_the_file_is_an_error(home):
+    (home / ".config/glm53/config.toml").mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot read"):
+        profile.load({}, environ=environ(home))
+
+
 def test_an_unknown_key_is_refused_with_file_line_and_guess(home):
     file = user_file(home, "# mine\n[listen]\nprot = 99\n")
     with pytest.raises(UsageError) as caught:
@@ -135,6 +162,8 @@ def test_D06_nothing_is_created_by_reading_settings(home):
     [
         ("GLM53_PORT", "many", "GLM53_PORT: 'many' is not a value for listen.port"),
         ("GLM53_EC_RESERVE_GB", "-1", "must not be negative"),
+        ("GLM53_EC_RESERVE_GB", "inf", "GLM53_EC_RESERVE_GB: 'inf' is not a value"),
+        ("GLM53_VRAM__RESERVE_GIB", "lots", "GLM53_VRAM__RESERVE_GIB: 'lots' is not a value"),
         ("GLM53_MODE", "fsat", "GLM53_MODE: 'fsat' is not a value for mode"),
     ],
 )

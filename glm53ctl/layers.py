@@ -1,0 +1,107 @@
+"""The settings table as a pydantic-settings model: layers of text and TOML become one `Settings`.
+
+Values are keyed by the short environment name of their row, in every layer and in errors. Imported
+only when settings are read: pydantic takes longer than `--help` may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from glm53ctl.env import Environ, Row, Settings, rows
+
+Layer = Mapping[str, object]
+
+
+def _words(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _in_base_units(value: object, *, unit: int) -> object:
+    if isinstance(value, int | float):
+        if value < 0:
+            raise PydanticCustomError("negative", "must not be negative")
+        return value if unit == 1 else int(value * unit)
+    return value
+
+
+def _kind(row: Row, hint: Any) -> Any:
+    """The type of a row as a user writes it, and how it becomes the type of `Settings`."""
+    if hint == tuple[str, ...]:
+        return Annotated[hint, NoDecode, BeforeValidator(_words)]
+    written = hint if row.unit == 1 else FiniteFloat
+    return Annotated[written, AfterValidator(partial(_in_base_units, unit=row.unit))]
+
+
+def _fields() -> dict[str, Any]:
+    hints = get_type_hints(Settings)
+    return {
+        row.field_name: (
+            _kind(row, hints[row.field_name]),
+            Field(row.default, validation_alias=AliasChoices(*row.names)),
+        )
+        for row in rows()
+    }
+
+
+class _Frozen(BaseSettings):
+    model_config = SettingsConfigDict(frozen=True, case_sensitive=True, validate_default=False)
+
+
+Table: type[_Frozen] = create_model("Table", __base__=_Frozen, **_fields())
+
+
+class _Environment(EnvSettingsSource):
+    """The environment's layer, from a snapshot in place of the process's own variables."""
+
+    def __init__(self, environ: Environ) -> None:
+        self._environ = environ
+        super().__init__(Table)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name: self._environ.get(name) for name in self._environ.values}
+
+
+def resolve(flags: Layer, environ: Environ, files: Sequence[Layer]) -> Settings:
+    """One `Settings`: flags win over the environment, that over the files in their order.
+
+    Raises pydantic's ValidationError, whose locations are the short names.
+    """
+
+    class Layers(Table):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del env_settings, dotenv_settings, file_secret_settings  # only what `resolve` was given
+            below = (InitSettingsSource(settings_cls, dict(file)) for file in files)
+            return init_settings, _Environment(environ), *below
+
+    return Settings(**dict(Layers(**flags)))
