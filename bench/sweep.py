@@ -7,7 +7,7 @@ usage: sweep.py --url URL --card NAME --config NAME --out FILE [--prefill 8192 1
 
 Prefill: fresh random ids, prompt tokens / time to first token. Decode: greedy, short questions with
 a nonce, to the natural end (at most --max-tokens), so nothing comes from a prefix cache. A stream's
-rate counts the tokens after its first; the aggregate is all tokens over the time from the first
+rate counts the tokens after its first; the aggregate adds these up over the time from the first
 first-token to the last end. With --best, prefill, C1 and C4 may not fall more than --tol below the
 best known figures: the first that does ends the sweep with exit status 3.
 """
@@ -81,9 +81,8 @@ def round_figures(streams: list[dict[str, Any]]) -> dict[str, Any]:
     window = max(s["end_s"] for s in streams) - min(s["first_s"] for s in streams)
     tokens = sum(s["tokens"] for s in streams)
     rates = [(s["tokens"] - 1) / max(s["end_s"] - s["first_s"], 1e-9) for s in streams]
-    counted = tokens - len(streams) if len(streams) == 1 else tokens
     return {
-        "aggregate": round(counted / max(window, 1e-9), 3),
+        "aggregate": round((tokens - len(streams)) / max(window, 1e-9), 3),
         "per_stream_mean": round(fmean(rates), 3),
         "per_stream_min": round(min(rates), 3),
         "tokens": tokens,

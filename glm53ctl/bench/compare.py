@@ -29,10 +29,18 @@ class Figure:
     @property
     def text(self) -> str:
         """`13.9 ±0.2`; only the value when it was measured once."""
-        value = self.median / self.scale
         if self.count < 2:
-            return f"{value:.4g}"
-        return f"{value:.4g} ±{(self.high - self.low) / 2 / self.scale:.2g}"
+            return plain(self.median / self.scale)
+        return (
+            f"{plain(self.median / self.scale)} ±{plain((self.high - self.low) / 2 / self.scale)}"
+        )
+
+
+def plain(value: float) -> str:
+    """A number with three digits or more, never with an exponent: 6552, 27.4, 0.0103."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from glm53ctl.bench import verdict as verdicts
 from glm53ctl.bench.charts import charts
-from glm53ctl.bench.compare import figures
+from glm53ctl.bench.compare import figures, plain
 from glm53ctl.bench.result import Result
 from glm53ctl.bench.svg import draw
 from glm53ctl.bench.text import machine_words, served_words
@@ -87,7 +87,7 @@ def _plots(result: Result) -> Iterator[str]:
 
 def _figure_table(result: Result) -> str:
     rows = [
-        (f.name, f.text, f.unit, f"{f.low / f.scale:.4g}", f"{f.high / f.scale:.4g}", str(f.count))
+        (f.name, f.text, f.unit, plain(f.low / f.scale), plain(f.high / f.scale), str(f.count))
         for f in figures(result)
     ]
     return _table(

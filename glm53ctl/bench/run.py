@@ -94,7 +94,7 @@ class Bench:
             lambda: targets.fetch(self.target, "/stats"),
         )
         panel = self._panel(recorder)
-        faults = panel_faults(panel, self.target.mode)
+        faults = panel_faults(panel)
         stream = sweep = None
         if faults:
             self.say("quality failed: speed is not measured")
