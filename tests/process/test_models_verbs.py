@@ -289,3 +289,21 @@ def test_a_directory_of_the_user_is_filled_when_it_is_empty(shell, hub, tmp_path
     assert done.returncode == 0, done.stderr
     assert (volume / WEIGHTS).read_bytes() == TINY[WEIGHTS]
     assert shell("plan", "--engine", "scripted", "--json").returncode == 0
+
+
+def test_every_command_of_the_page_on_downloads_works(here, shell, tmp_path):
+    page = Path(__file__).resolve().parents[2] / "docs/download.md"
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name, body in TINY.items():
+        (copy / name).write_bytes(body)
+    lines = [
+        line.removeprefix("$ glm53ctl ")
+        for line in page.read_text().splitlines()
+        if line.startswith("$ glm53ctl ")
+    ]
+    assert len(lines) >= 8
+    for line in lines:
+        code, _, err = here(*line.replace("/mnt/nas/GLM-5.3-Flash-exl3", str(copy)).split())
+        assert code == 0, f"{line}: {err}"
+    assert (shell.folder / WEIGHTS).samefile(copy / WEIGHTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -144,3 +145,26 @@ def test_the_installer_removes_only_what_it_made(tmp_path):
         ".local/share/glm53",
         ".local/share/glm53/models",
     ]
+
+
+def test_every_emit_and_report_command_of_the_page_on_installing_works(
+    monkeypatch, capsys, tmp_path
+):
+    for name, value in {
+        "HOME": str(tmp_path), "GLM53_ROOT": str(tmp_path / "root"), "GLM53_ENGINE": "scripted", "GLM53_MODEL": "tiny",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    plan = tmp_path / "root/state/left/plan.json"
+    plan.parent.mkdir(parents=True)
+    assert cli.run(["plan", "--json"]) == 0
+    plan.write_text(json.dumps(yaml.safe_load(capsys.readouterr().out)["plan"]))
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\$ glm53ctl ((?:emit|report) .*)$", page, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        assert cli.run(line.split()) == 0, line
+        assert capsys.readouterr().out
+    assert (tmp_path / "config/systemd/user/glm53.service").is_file()
+    assert (tmp_path / "report.tar.gz").is_file()
