@@ -1,0 +1,182 @@
+"""What the tiers do around a forward pass: decode, prefill, and what lies between, on recorders."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from glm53_server.moe.layer import DECODE_ROWS, ExpertTiers
+
+LAYERS, PICKS, HIDDEN, STAGE_ROWS = 3, 4, 16, 64
+
+
+class Recorder:
+    """Everything the tiers call, in one list; `in_prefill` and `passing` behave like the stager's."""
+
+    def __init__(self, capacity: int = 8) -> None:
+        self.calls: list[Any] = []
+        self.capacity = capacity
+        self.in_prefill = self.passing = False
+        self.layout = SimpleNamespace(layers=LAYERS)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> None:
+            values = [a for a in arguments if isinstance(a, int)] + sorted(named.items())
+            self.calls.append((name, *values))
+
+        return call
+
+    def new_step(self, layer: int) -> SimpleNamespace:
+        return SimpleNamespace(layer=layer, mailbox=0)
+
+    def decode_step(self, step: SimpleNamespace) -> None:
+        self.calls.append(("decode_step", step.layer, step.num_picks))
+
+    def begin_pass(self, *, skip_last: bool) -> None:
+        self.calls.append(("begin_pass", skip_last))
+        self.in_prefill = self.passing = True
+
+    def end_pass(self) -> None:
+        self.passing = False
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+        self.in_prefill = False
+
+    def taken(self) -> list[Any]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def tiers_over(recorder: Recorder, *, lane: bool = False, **options: Any) -> ExpertTiers:
+    everything: Any = recorder
+    return ExpertTiers(
+        everything, everything, stage_rows=STAGE_ROWS, cpu_lane=everything if lane else None, **options
+    )  # fmt: skip
+
+
+def routed(tiers: ExpertTiers, layer: int, rows: int) -> torch.Tensor:
+    picks = torch.arange(rows * PICKS).view(rows, PICKS)
+    tiers.on_route(layer, picks, torch.ones(rows, PICKS), torch.zeros(rows, HIDDEN))
+    return picks
+
+
+@pytest.mark.parametrize("rows", [1, 4, DECODE_ROWS])
+def test_decode_admits_layer_by_layer(rows: int) -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.on_pass(rows, cache_only=False)
+    assert recorder.taken() == [("poll_refill",)]
+    for layer in range(LAYERS):
+        routed(tiers, layer, rows)
+        tiers.on_combine(layer, torch.zeros(rows, HIDDEN))
+        assert recorder.taken() == [("decode_step", layer, rows * PICKS)]
+    assert (tiers.decode_steps, tiers.in_place_passes) == (1, 0)
+
+
+def test_a_long_prompt_is_staged_one_layer_ahead() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.on_pass(STAGE_ROWS, cache_only=True)
+    assert recorder.taken() == [("begin_pass", True)]
+    routed(tiers, 1, STAGE_ROWS)
+    tiers.on_combine(1, torch.zeros(1, STAGE_ROWS, HIDDEN))
+    assert recorder.taken() == [("before_layer", 1), ("after_layer",)]
+    assert tiers.decode_steps == 0
+
+
+def test_tens_of_tokens_are_read_in_place() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.on_pass(STAGE_ROWS - 1, cache_only=False)
+    routed(tiers, 0, STAGE_ROWS - 1)
+    assert recorder.taken() == []
+    assert tiers.in_place_passes == 1
+
+
+def test_the_rest_of_a_staged_prompt_is_staged_too() -> None:
+    """The slots are given up already, so a shorter chunk is worth it."""
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.on_pass(STAGE_ROWS, cache_only=False)
+    tiers.on_pass(STAGE_ROWS // 4, cache_only=False)
+    tiers.on_pass(STAGE_ROWS // 4 - 1, cache_only=False)
+    assert recorder.taken() == [("begin_pass", False)] * 2
+    assert tiers.in_place_passes == 1
+
+
+def test_without_room_for_staging_prompts_are_read_in_place() -> None:
+    recorder = Recorder(capacity=0)
+    tiers = tiers_over(recorder)
+    tiers.on_pass(1000, cache_only=False)
+    assert recorder.taken() == []
+    assert tiers.in_place_passes == 1
+
+
+def test_decode_takes_the_slots_back_unless_a_prompt_is_being_ingested() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.on_pass(STAGE_ROWS, cache_only=False)
+    recorder.taken()
+    tiers.hold_prefill = True
+    tiers.on_pass(2, cache_only=False)
+    assert recorder.taken() == [("poll_refill",)]
+    assert recorder.in_prefill
+    tiers.hold_prefill = False
+    tiers.on_pass(2, cache_only=False)
+    assert recorder.taken() == ["leave", ("poll_refill",)]
+
+
+def test_the_cpu_lane_is_filled_before_the_step_and_combined_after_it() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder, lane=True)
+    tiers.on_pass(2, cache_only=False)
+    assert recorder.taken() == [("poll_refill",), ("after_step",)]
+    routed(tiers, 1, 2)
+    tiers.on_combine(1, torch.zeros(2, HIDDEN))
+    assert recorder.taken() == [("fill",), ("decode_step", 1, 2 * PICKS), ("combine",)]
+    tiers.on_pass(STAGE_ROWS, cache_only=False)
+    routed(tiers, 1, STAGE_ROWS)
+    tiers.on_combine(1, torch.zeros(STAGE_ROWS, HIDDEN))
+    assert ("fill",) not in recorder.calls, "prefill stays on the GPU"
+
+
+def test_the_debug_mode_checks_every_decode_step() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    tiers.verify_each_step = True
+    tiers.on_pass(1, cache_only=False)
+    assert ("verify",) in recorder.taken()
+
+
+def test_an_override_rewrites_the_picks_before_anybody_sees_them() -> None:
+    recorder = Recorder()
+
+    def override(layer: int, picks: torch.Tensor) -> None:
+        recorder.calls.append(("override", layer))
+        picks.fill_(7)
+
+    tiers = tiers_over(recorder, route_override=override)
+    picks = routed(tiers, 2, 1)
+    assert (picks == 7).all()
+    assert recorder.taken() == [("override", 2), ("decode_step", 2, PICKS)]
+
+
+def test_a_look_ahead_waits_before_and_guesses_after_single_stream_steps_only() -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    ahead: Any = recorder
+    tiers.lookahead = ahead
+    tiers.on_pass(1, cache_only=False)
+    assert recorder.taken() == [("before_step",), ("poll_refill",)]
+    routed(tiers, 0, 1)
+    tiers.on_combine(0, torch.zeros(1, HIDDEN))
+    assert recorder.taken() == [
+        ("before_step",), ("decode_step", 0, PICKS), ("after_route", 0), ("after_experts", 0),
+    ]  # fmt: skip
+    routed(tiers, 0, 2)
+    tiers.on_combine(0, torch.zeros(2, HIDDEN))
+    assert recorder.taken() == [("before_step",), ("decode_step", 0, 2 * PICKS)]
