@@ -24,6 +24,7 @@ PLAN = Plan(
 )
 DOCUMENT = create_app(scripted.load(PLAN, lambda *_: None), PLAN).openapi()
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+SCHEMA.config.generation.update(modes=[schemathesis.GenerationMode.POSITIVE])
 CHECKS = (
     checks.not_a_server_error,
     checks.content_type_conformance,
@@ -39,7 +40,7 @@ def url(serve):
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_document_is_honest(case, url):
     case.call_and_validate(base_url=url, checks=CHECKS)
 
