@@ -7,6 +7,8 @@ for its slowest member cost more than they give.
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
+from typing import Any
 
 from glm53ctl.cpulist import format_cpulist, parse_cpulist
 from glm53ctl.hardware import Cpu, Evidence, NumaNode
@@ -15,6 +17,7 @@ from glm53ctl.probes.system import System
 
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
+CPUINFO_DEADLINE_S = 3.0
 
 
 def probe(system: System) -> Cpu:
@@ -29,24 +32,37 @@ def probe(system: System) -> Cpu:
     hybrid = efficient & set(allowed) and set(allowed) - efficient
     performance = [core for core in cores if not (hybrid and core[0] in efficient)]
     first = blocks.get(allowed[0], {}) if allowed else {}
+    name, flags = first.get("model name", ""), _flags(blocks, allowed)
+    other: Mapping[str, Any] = {} if name and flags else _second_opinion(system)
+    name = name or str(other.get("brand", ""))
+    flags = flags or frozenset[str](other.get("flags", ()))
     return Cpu(
         architecture=_architecture(first),
-        model_name=first.get("model name", "unknown CPU"),
-        flags=_flags(blocks, allowed),
+        model_name=name or "unknown CPU",
+        flags=flags,
         online=online,
         allowed=allowed,
         performance=tuple(core[0] for core in performance),
         efficiency=tuple(core[0] for core in cores if hybrid and core[0] in efficient),
         quota_cpus=cgroup.quota_cpus(system),
         smt=any(len(core) > 1 for core in cores),
-        hypervisor="hypervisor" in first.get("flags", "").split(),
+        hypervisor="hypervisor" in flags,
         nodes=_nodes(system),
         governor=(system.read(f"{CPUS}/cpu0/cpufreq/scaling_governor") or "").strip() or None,
         evidence=(
-            Evidence("/proc/cpuinfo", first.get("model name", "")),
+            Evidence("py-cpuinfo" if other else "/proc/cpuinfo", name),
             Evidence("/proc/self/status", f"Cpus_allowed_list {format_cpulist(affinity)}"),
         ),
     )
+
+
+def _second_opinion(system: System) -> Mapping[str, Any]:
+    """What py-cpuinfo says where /proc/cpuinfo is masked, or names no model as on ARM; may be empty.
+
+    Its flags may be more than the kernel enables: the self-test of our kernels has the last word.
+    """
+    answer = system.measure("cpuinfo", deadline_s=CPUINFO_DEADLINE_S)
+    return {} if "problem" in answer else answer
 
 
 def _affinity(system: System) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class System:
     ) -> Mapping[str, Any]:
         """A measuring child's JSON answer; "problem" and "code" when it gave none.
 
-        `what` is h2d, ram, tier or disk; `gpu` is the only card the child may see.
+        `what` is h2d, ram, tier, disk or cpuinfo; `gpu` is the only card the child may see.
         """
         extra = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         result = self._child(what, arguments, extra, deadline_s)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import types
+import time
+from pathlib import Path
 
 import pytest
 from recorded_machines import AVX2, AVX512, gpu, put, record
@@ -11,10 +11,11 @@ from recorded_machines import AVX2, AVX512, gpu, put, record
 from glm53ctl import choose, doctor
 from glm53ctl.checks.base import Finding, Status
 from glm53ctl.cpulist import format_cpulist, parse_cpulist
-from glm53ctl.env import Settings
+from glm53ctl.env import Environ, Settings
 from glm53ctl.errors import NoFit, UsageError
 from glm53ctl.layout import cpu_layout
 from glm53ctl.probes import cpu, machine
+from glm53ctl.probes.system import RecordedSystem, System
 
 
 def answers(system, **flags) -> dict[str, Finding]:
@@ -118,14 +119,52 @@ def test_T100_a_self_test_that_dies_shows_both_facts(tmp_path):
     assert "SIGILL, although the flags say AVX2" in found["FIT-001"].evidence[0].raw
 
 
-def test_T114_T115_py_cpuinfo_is_never_asked(tmp_path, monkeypatch):
-    def hang(*_: object) -> None:
-        raise AssertionError("py-cpuinfo was called")
+def masked(root: Path, measured: dict[str, object] | None = None) -> RecordedSystem:
+    """A machine whose /proc/cpuinfo says nothing."""
+    system = record(root, cores=2, smt=False, measured={"cpuinfo": measured} if measured else {})
+    put(root, "/proc/cpuinfo", "")
+    return system
 
-    fake = types.ModuleType("cpuinfo")
-    fake.get_cpu_info = hang
-    monkeypatch.setitem(sys.modules, "cpuinfo", fake)
-    assert answers(record(tmp_path))["CPU-002"].status is Status.PASS
+
+def test_py_cpuinfo_answers_where_the_kernel_does_not(tmp_path):
+    said = {"brand": "AMD EPYC 7313", "flags": [*AVX2.split(), "hypervisor"]}
+    found = cpu.probe(masked(tmp_path, said))
+    assert (found.model_name, found.flags) == ("AMD EPYC 7313", frozenset(said["flags"]))
+    assert (found.evidence[0].source, found.hypervisor) == ("py-cpuinfo", True)
+
+
+def test_on_arm_only_the_name_is_taken_from_py_cpuinfo(tmp_path):
+    system = masked(tmp_path, {"brand": "Neoverse-N1", "flags": ["made", "up"]})
+    put(tmp_path, "/proc/cpuinfo", "processor : 0\nFeatures : fp asimd\n")
+    found = cpu.probe(system)
+    assert (found.model_name, found.flags) == ("Neoverse-N1", {"fp", "asimd"})
+
+
+def test_without_any_answer_the_cpu_is_unknown(tmp_path):
+    assert cpu.probe(masked(tmp_path)).model_name == "unknown CPU"
+
+
+def test_T114_T115_py_cpuinfo_is_not_asked_when_the_kernel_answers(tmp_path):
+    system = record(tmp_path, measured={"cpuinfo": {"brand": "another"}})
+    assert cpu.probe(system).model_name == "AMD EPYC 7313 16-Core Processor"
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "raise Exception('no such CPU')"])
+def test_T114_T115_a_py_cpuinfo_that_hangs_or_fails_stops_nothing(tmp_path, monkeypatch, code):
+    """The real child, with a package of that name in front of the installed one."""
+    monkeypatch.setattr(cpu, "CPUINFO_DEADLINE_S", 1.5)
+    put(tmp_path, "/modules/cpuinfo.py", f"def get_cpu_info():\n    {code}\n")
+    machine_root = masked(tmp_path / "machine").root
+    system = System(Environ({"PYTHONPATH": str(tmp_path / "modules")}), machine_root)
+    started = time.monotonic()
+    assert cpu.probe(system).model_name == "unknown CPU"
+    assert time.monotonic() - started < 5
+
+
+def test_the_real_py_cpuinfo_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu, "CPUINFO_DEADLINE_S", 30.0)  # a busy machine
+    found = cpu.probe(System(Environ.current(), masked(tmp_path).root))
+    assert found.flags
 
 
 def test_flags_are_those_of_every_allowed_cpu(tmp_path):
