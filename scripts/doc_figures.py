@@ -1,7 +1,7 @@
 """The documents' tables of measured figures, filled from bench/results/*.json and from nothing else.
 
 Of each schema the newest file counts. A row is (what, figure); a file adds its machine, date and
-command. Files of other schemas are listed by name.
+command. Files of other schemas are left out.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class Source:
 
     @property
     def machine(self) -> str:
+        """The machine and what ran on it, as far as the file says."""
         found = self.body.get("machine") or {}
         cores = found.get("cores") or found.get("cpus")
         ram = found.get("ram_bytes") or found.get("ram_kib", 0) * 1024
+        version, commit = self.body.get("version"), self.body.get("commit")
         parts = [
             found.get("gpu"),
             f"driver {found['driver']}" if found.get("driver") else None,
@@ -55,6 +57,8 @@ class Source:
             f"{cores} cores" if cores else None,
             f"{ram / 2**30:.0f} GiB RAM" if ram else None,
             f"exllamav3 {found['exllamav3']}" if found.get("exllamav3") else None,
+            f"glm53ctl {version}" if version else None,
+            f"commit {commit}" if commit else None,
         ]
         return ", ".join(part for part in parts if part)
 
@@ -160,7 +164,7 @@ def table(sources: dict[str, Source]) -> str:
         lines += [f"| {what} | {figure} | {number} |" for what, figure in ROWS[kind](source.body)]
     lines.append("")
     for number, (_, source) in enumerate(shown, start=1):
-        file = source.path.relative_to(ROOT).as_posix()
+        file = f"bench/results/{source.path.name}"
         lines.append(
             f"{number}. {source.date}, {source.machine}; `{source.command}`; [{source.path.name}]({file})"
         )
@@ -186,7 +190,7 @@ def quality_table(sources: dict[str, Source]) -> str:
     margins = [
         m for name in ("default_half", "all_cpu") for m in found[name]["disagree_margins_nats"]
     ]
-    file = source.path.relative_to(ROOT).as_posix()
+    file = f"bench/results/{source.path.name}"
     return "\n".join(
         [
             *lines,

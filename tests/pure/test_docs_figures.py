@@ -1,0 +1,75 @@
+"""The table of figures: rows come from result files, the newest of a kind, each with its source."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "doc_figures.py"
+MACHINE = {"gpu": "NVIDIA Example", "driver": "580.1", "cpu": "Example CPU", "ram_kib": 128 << 20}
+
+
+@pytest.fixture(scope="module")
+def figures():
+    spec = importlib.util.spec_from_file_location("doc_figures", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rate(tokens_per_s: float) -> dict:
+    return {"tok_per_s": tokens_per_s, "ms_per_step": 1.0}
+
+
+def write(folder: Path, date: str, kind: str, **body) -> None:
+    document = {
+        "schema": f"glm53ctl.bench.{kind}/1", "date": date, "machine": MACHINE,
+        "command": f"python3 bench/gpu_{kind}.py --vram-gib 24 --out /somewhere/else", **body,
+    }  # fmt: skip
+    (folder / f"{date}-{kind}.json").write_text(json.dumps(document))
+
+
+def fast_speed(first: float) -> dict:
+    body = {f"exact_c{n}": rate(first + n) for n in (1, 2, 4)}
+    body |= {f"fast_c{n}": rate(first + 10 * n) for n in (1, 2, 4)}
+    return body | {
+        "lookahead_experts": 2,
+        "prefill_32768": rate(1790.1),
+        "fast_c1_share_0.4": rate(1),
+    }
+
+
+def test_rows_of_fast_speed(figures, tmp_path):
+    write(tmp_path, "2030-01-02", "fast-speed", **fast_speed(20.0))
+    table = figures.table(figures.newest(tmp_path))
+    assert "| fast: decode, 1 / 2 / 4 streams | 30.0 / 40.0 / 60.0 tok/s | 1 |" in table
+    assert "looking ahead by 2 experts per layer | 21.0 / 22.0 / 24.0 tok/s | 1 |" in table
+    assert "| fast: prompt of 32,768 tokens | 1,790 tok/s | 1 |" in table
+
+
+def test_the_newest_file_of_a_kind_counts_and_names_its_source(figures, tmp_path):
+    write(tmp_path, "2030-01-01", "fast-speed", **fast_speed(900.0))
+    write(tmp_path, "2030-01-02", "fast-speed", **fast_speed(20.0))
+    table = figures.table(figures.newest(tmp_path))
+    assert "910.0" not in table
+    source = table.splitlines()[-1]
+    assert source.startswith(
+        "1. 2030-01-02, NVIDIA Example, driver 580.1, Example CPU, 128 GiB RAM; "
+    )
+    assert "`python3 bench/gpu_fast-speed.py --vram-gib 24`" in source
+    assert "/somewhere/else" not in table
+    assert source.endswith("[2030-01-02-fast-speed.json](bench/results/2030-01-02-fast-speed.json)")
+
+
+def test_bit_identity_is_counted_not_claimed(figures, tmp_path):
+    checks = [{"check": "a", "bit_identical": True}, {"check": "b", "bit_identical": False}]
+    write(tmp_path, "2030-01-02", "exact-bits", checks=checks)
+    assert "| 1 of 2 | 1 |" in figures.table(figures.newest(tmp_path))
+
+
+def test_a_file_of_another_kind_is_left_out(figures, tmp_path):
+    write(tmp_path, "2030-01-02", "something-new", value=7)
+    assert "something-new" not in figures.table(figures.newest(tmp_path))
