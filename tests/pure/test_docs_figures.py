@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "doc_figures.py"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 MACHINE = {"gpu": "NVIDIA Example", "driver": "580.1", "cpu": "Example CPU", "ram_kib": 128 << 20}
 
 
-@pytest.fixture(scope="module")
-def figures():
-    spec = importlib.util.spec_from_file_location("doc_figures", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def figures(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("doc_figures")
 
 
 def rate(tokens_per_s: float) -> dict:

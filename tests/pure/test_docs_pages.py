@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,29 +30,22 @@ def text(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def test_generated_pages_and_figures_are_current():
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/gen_docs.py", "--check"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"run `make docs`:\n{done.stdout}{done.stderr}"
+@pytest.fixture
+def gen_docs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setattr(sys, "argv", ["gen_docs.py", "--check"])
+    return importlib.import_module("gen_docs")
 
 
-def test_a_page_that_is_not_current_fails_the_check(tmp_path):
-    """The check compares: with one figure changed it names the page."""
-    script = f"""
-import sys
-sys.argv = ["gen_docs.py", "--check"]
-sys.path.insert(0, {str(ROOT / "scripts")!r})
-import gen_docs, doc_figures
-gen_docs.settings_page = lambda: "something else"
-sys.exit(gen_docs.main())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "docs/settings.md" in done.stdout
+def test_generated_pages_and_figures_are_current(gen_docs, capsys):
+    code = gen_docs.main()
+    assert code == 0, f"run `make docs`: {capsys.readouterr().out}"
+
+
+def test_a_page_that_is_not_current_is_named(gen_docs, capsys, monkeypatch):
+    monkeypatch.setattr(gen_docs, "settings_page", lambda: "something else")
+    assert gen_docs.main() == 1
+    assert "docs/settings.md" in capsys.readouterr().out
 
 
 def test_every_setting_and_variable_is_documented():
