@@ -13,7 +13,7 @@ from glm53ctl.fetch import verify
 from glm53ctl.fetch.catalog import FLASH_RELEASE, Release
 from glm53ctl.fetch.job import Job
 from glm53ctl.fetch.lockfile import Lock, read_lock
-from glm53ctl.fetch.store import is_incomplete
+from glm53ctl.fetch.store import is_incomplete, size_bytes
 from glm53ctl.render import gigabytes
 
 __all__ = ["FLASH_RELEASE", "Job", "Release", "ensure_model", "is_incomplete", "missing_bytes"]
@@ -22,16 +22,23 @@ SMALL_BYTES = 10 * 10**9  # a repair of this size needs no question
 
 
 def ensure_model(
-    job: Job, *, offline: bool, agree: Callable[[int], bool], note: Callable[[str], None]
+    job: Job,
+    *,
+    offline: bool,
+    agree: Callable[[int], bool],
+    note: Callable[[str], None],
+    adopt: bool = False,
 ) -> Lock | None:
     """Make sure that the job's folder holds the release; the lock, or None for a foreign folder.
 
     Quick when it does: sizes and headers are looked at, nothing is fetched. `agree` is asked before a
-    large download, with its bytes. Raises ArtifactError when something is missing and may not be
+    large download, with its bytes. With `adopt` a foreign folder is compared with the hub, gets a lock,
+    and what is wrong in it is replaced. Raises ArtifactError when something is missing and may not be
     fetched (offline, or not agreed), and what `download` raises.
     """
-    if not is_incomplete(job.folder):
-        return read_lock(job.folder)
+    lock = read_lock(job.folder)
+    if not is_incomplete(job.folder) and (lock is not None or not adopt):
+        return lock
     count = missing_bytes(job.release, job.folder)
     if offline:
         raise ArtifactError(
@@ -57,7 +64,7 @@ def missing_bytes(release: Release, folder: Path) -> int:
     """Bytes still to fetch, as far as it can be told without the hub."""
     lock = read_lock(folder)
     if lock is None:
-        return release.total_bytes
+        return max(0, release.total_bytes - size_bytes(folder))
     return sum(item.size_bytes for item in verify.missing(folder, lock))
 
 

@@ -68,7 +68,7 @@ def merge(old: Lock | None, listed: Lock) -> Lock:
 
 def _absent(folder: Path, item: LockedFile) -> bool:
     """Whether a file has to be fetched; one of the right size may only need to be hashed."""
-    return verify.quick_problem(folder, item) not in {None, "not verified yet"}
+    return verify.quick_problem(folder, item) not in {None, verify.UNVERIFIED}
 
 
 def _part_path(folder: Path, item: LockedFile) -> Path:
@@ -223,7 +223,7 @@ class _Run:
 
     def _kept(self, item: LockedFile, target: Path) -> str | None:
         """The sha256 of a file that is here already and right; its time counts, not its bytes twice."""
-        if verify.quick_problem(self._job.folder, item) != "not verified yet":
+        if verify.quick_problem(self._job.folder, item) != verify.UNVERIFIED:
             return None
         digest = verify.sha256_of(target, self._meter.add)
         if verify.mismatch(item, digest, target) is None:

@@ -12,6 +12,7 @@ from glm53ctl.start_view import duration
 
 _BAR_CELLS = 20
 _PLAIN_PERIOD_S = 10.0
+_DRAW_PERIOD_S = 0.1
 _TRUST_S = 5.0  # an estimate from less than this is a guess
 _HALF_LIFE_S = 10.0
 
@@ -74,19 +75,23 @@ class DownloadView:
         self._meter = meter
         self._look = render.look(sys.stderr)
         self._lock = threading.Lock()
-        self._shown_at = float("-inf")
+        self._shown_at = self._drawn_at = float("-inf")
         self._open = False
 
     def draw(self, files: str, *, last: bool = False) -> None:
         """Show the state, when it is time to. `files` says how many are through."""
-        self._meter.sample()
         with self._lock:
+            now = time.monotonic()
+            if now - self._drawn_at < _DRAW_PERIOD_S and not last:
+                return
+            self._drawn_at = now
+            self._meter.sample()
             if self._look.live:
                 sys.stderr.write(f"\r\x1b[2K {self._line(files)}")
                 sys.stderr.flush()
                 self._open = True
-            elif last or time.monotonic() - self._shown_at >= _PLAIN_PERIOD_S:
-                self._shown_at = time.monotonic()
+            elif last or now - self._shown_at >= _PLAIN_PERIOD_S:
+                self._shown_at = now
                 render.say(f" {self._line(files)}")
 
     def note(self, text: str) -> None:

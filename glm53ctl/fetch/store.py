@@ -13,6 +13,8 @@ from glm53ctl.errors import ArtifactError, BadModel, Conflict
 from glm53ctl.fetch import verify
 from glm53ctl.fetch.catalog import Release
 from glm53ctl.fetch.lockfile import LOCK_NAME, PARTIAL, Lock, LockedFile, read_lock, write_lock
+from glm53ctl.fetch.space import check_room
+from glm53ctl.probes.system import System
 
 _DISK_HINT = "choose another place: GLM53_MODELS_DIR=/path"
 
@@ -45,16 +47,21 @@ def is_incomplete(folder: Path) -> bool:
 def describe(name: str, folder: Path) -> Stored:
     """A folder as `models list` shows it; reads sizes and headers only."""
     lock = read_lock(folder)
-    size_bytes = sum(item.stat().st_size for item in _files(folder))
+    held = size_bytes(folder)
     if lock is not None:
         problems = tuple(f"{it.path}: {it.what}" for it in verify.quick_problems(folder, lock))
         state = "incomplete" if problems else "complete"
-        return Stored(name, str(folder), state, size_bytes, lock.revision, problems)
+        return Stored(name, str(folder), state, held, lock.revision, problems)
     try:
         open_checkpoint(folder)
     except BadModel as err:
-        return Stored(name, str(folder), "incomplete", size_bytes, None, (err.message,))
-    return Stored(name, str(folder), "unknown", size_bytes, None)
+        return Stored(name, str(folder), "incomplete", held, None, (err.message,))
+    return Stored(name, str(folder), "unknown", held, None)
+
+
+def size_bytes(folder: Path) -> int:
+    """Bytes of the files of a checkpoint folder; 0 when there is none."""
+    return sum(item.stat().st_size for item in _files(folder))
 
 
 def candidates(models_dir: Path) -> list[Path]:
@@ -92,6 +99,9 @@ def import_from(
             hint=f"serve it where it is: glm53ctl up --model {source}\n"
             f"or copy it: glm53ctl models import --copy {source}",
         )
+    if copy and (disk := System().disk_space(target)) is not None:
+        needed = size_bytes(source)
+        check_room(target, disk, missing_bytes=needed, total_bytes=needed, missing_files=100)
     lock = _lock_of(release, source, on_bytes)
     temporary = target.with_name(f".{target.name}.importing")
     try:
@@ -118,9 +128,9 @@ def _lock_of(release: Release, source: Path, on_bytes: Callable[[int], None]) ->
     before = read_lock(source)
     entries = {item.path: item for item in before.files} if before else {}
     found: list[LockedFile] = []
-    for file in sorted(_files(source)):
+    files = sorted(_files(source))
+    for file, digest in zip(files, verify.hash_files(files, on_bytes), strict=True):
         path = file.relative_to(source).as_posix()
-        digest = verify.sha256_of(file, on_bytes)
         expected = entries.get(path)
         known = release.known_file(path)
         right = expected.sha256 if expected else known.sha256 if known and known.confirmed else None
@@ -130,9 +140,9 @@ def _lock_of(release: Release, source: Path, on_bytes: Callable[[int], None]) ->
                 f"must be {right[:12]}…",
                 hint="download the model: glm53ctl models pull",
             )
-        size_bytes = file.stat().st_size
-        source_word = "known" if known and known.sha256 == digest else "learned"
-        found.append(LockedFile(path, size_bytes, digest, None, source_word, verified=True))
+        origin = "known" if known and known.sha256 == digest else "learned"
+        held = file.stat().st_size
+        found.append(LockedFile(path, held, digest, None, origin, verified=True))
     gone = sorted(
         item.path
         for item in release.known
@@ -159,12 +169,12 @@ def remove(folder: Path, models_dir: Path, used_by: tuple[str, ...]) -> int:
         raise Conflict(
             f"{folder} is in use by {', '.join(used_by)}", hint="stop it first: glm53ctl down"
         )
-    size_bytes = sum(item.stat().st_size for item in _files(folder))
+    held = size_bytes(folder)
     try:
         shutil.rmtree(folder)
     except OSError as err:
         raise ArtifactError(f"cannot remove {folder}: {err.strerror}") from err
-    return size_bytes
+    return held
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -93,7 +93,7 @@ def pull(
         text = f"{render.gigabytes(count)} of {render.gigabytes(job.release.total_bytes)} to fetch"
         render.emit(f"{job.folder}: {text} from {job.release.repo}@{job.release.revision[:12]}")
         return
-    ensure(job, Fetching(yes, offline))
+    ensure(job, Fetching(yes, offline), adopt=True)
     if json_:
         body = {"path": str(job.folder), "revision": job.release.revision}
         render.emit_json({"schema": "glm53ctl.pull/1", "ok": True, **body})
@@ -222,7 +222,7 @@ def plan_with_model(situation: Situation, options: Any, fetching: Fetching) -> P
     return choose.choose_plan(options)
 
 
-def ensure(job: Job, fetching: Fetching) -> None:
+def ensure(job: Job, fetching: Fetching, *, adopt: bool = False) -> None:
     """`ensure_model` with a terminal: asks there, talks on stderr."""
     from glm53ctl import fetch, render
 
@@ -231,7 +231,8 @@ def ensure(job: Job, fetching: Fetching) -> None:
         return fetching.yes or (sys.stdin.isatty() and _confirm(what))
 
     offline = fetching.offline or job.environ.flag("HF_HUB_OFFLINE")
-    fetch.ensure_model(job, offline=offline, agree=agree, note=lambda text: render.say(f" {text}"))
+    say: Callable[[str], None] = lambda text: render.say(f" {text}")  # noqa: E731
+    fetch.ensure_model(job, offline=offline, agree=agree, note=say, adopt=adopt)
 
 
 def job_for(settings: Settings, paths: Paths, environ: Environ) -> Job:
@@ -274,6 +275,7 @@ def _stored() -> list[Any]:
 def _problems(folder: Path, *, quick: bool) -> list[str]:
     """What is wrong with a folder, as lines. Writes what it learned into the lock."""
     from glm53ctl.checkpoint import open_checkpoint
+    from glm53ctl.errors import ArtifactError
     from glm53ctl.fetch import verify as checks
     from glm53ctl.fetch.lockfile import read_lock, write_lock
     from glm53ctl.fetch.progress import DownloadView, Meter
@@ -281,7 +283,13 @@ def _problems(folder: Path, *, quick: bool) -> list[str]:
     lock = read_lock(folder)
     if lock is None:
         open_checkpoint(folder)
-        return [] if quick else ["no lock to compare with: glm53ctl models pull makes one"]
+        if quick:
+            return []
+        raise ArtifactError(
+            f"{folder} is a checkpoint, but has no lock to compare its bytes with",
+            hint="glm53ctl models pull makes one from the hub, and fetches only what is wrong",
+            error_id="ART-008",
+        )
     if quick:
         found = checks.quick_problems(folder, lock)
     else:
@@ -292,9 +300,6 @@ def _problems(folder: Path, *, quick: bool) -> list[str]:
             lock, found = checks.full_problems(folder, lock, on_bytes)
         finally:
             view.close()
-        for item in found:
-            entry = next(file for file in lock.files if file.path == item.path)
-            lock = lock.with_file(checks.unverified(entry))
         write_lock(folder, lock)
     return [f"{item.path}: {item.what}" for item in found]
 

@@ -62,7 +62,7 @@ class FakeHub:
     def fetched(self) -> list[str]:
         """Names of the files whose bodies were asked for, probes of one byte left out."""
         return [
-            path.rpartition("/data/")[2] or path.rpartition("/")[2]
+            path.rpartition("/")[2]
             for method, path, span in self.requests
             if method == "GET" and span != "bytes=0-0" and self._is_body(path)
         ]

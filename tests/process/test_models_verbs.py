@@ -138,6 +138,19 @@ def test_verify_finds_one_flipped_byte_and_pull_fetches_only_that_file(here, she
     assert here("models", "verify")[0] == 0
 
 
+def test_pull_adopts_a_copy_that_somebody_put_there(here, shell, hub):
+    shell.folder.mkdir(parents=True)
+    for name, body in TINY.items():
+        (shell.folder / name).write_bytes(body)
+    assert here("models", "verify", "--quick")[0] == 0
+    code, _, err = here("models", "verify")
+    assert (code, "error[ART-008]" in err) == (7, True)
+    (shell.folder / "tokenizer.json").write_bytes(b"{}")
+    assert here("models", "pull", "--yes")[0] == 0
+    assert hub.fetched() == ["tokenizer.json"]
+    assert here("models", "verify")[0] == 0
+
+
 def test_verify_json_is_one_document_even_when_something_is_wrong(here, shell):
     here("models", "pull", "--yes")
     (shell.folder / WEIGHTS).unlink()
