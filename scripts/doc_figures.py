@@ -49,7 +49,10 @@ class Source:
         found = self.body.get("machine") or {}
         cores = found.get("cores") or found.get("cpus")
         ram = found.get("ram_bytes") or found.get("ram_kib", 0) * 1024
-        version, commit = self.body.get("version"), self.body.get("commit")
+        version, commit = (
+            self.body.get("version") or self.body.get("glm53ctl"),
+            self.body.get("commit"),
+        )
         parts = [
             found.get("gpu"),
             f"driver {found['driver']}" if found.get("driver") else None,
@@ -103,6 +106,8 @@ def _fast_speed(body: Facts) -> Rows:
         )
     yield "fast: decode, 1 / 2 / 4 streams", _decode(body, "fast")
     yield from _prefills(body, "fast")
+    if "peak_rss_gib" in body:
+        yield "fast: RAM of the server at its peak", f"{body['peak_rss_gib']:.0f} GiB"
 
 
 def _fast_quality(body: Facts) -> Rows:
@@ -115,6 +120,14 @@ def _fast_quality(body: Facts) -> Rows:
         )
     same = "bit-identical" if found["prefill_bit_identical"] else "differs"
     yield "fast: prefill against exact (tiny model)", same
+
+
+def _cpu_panel(body: Facts) -> Rows:
+    kl, same = body["mean_kl_top20"], body["top1_agreement"]
+    yield (
+        f"cpu: tiny model against a panel of stock exllamav3, {body['positions']} positions",
+        f"mean KL {kl:.1e}, same top token {same:.1%}",
+    )
 
 
 def _http_soak(body: Facts) -> Rows:
@@ -143,6 +156,7 @@ ROWS: dict[str, Callable[[Facts], Rows]] = {
     "exact-bits": _exact_bits,
     "fast-quality": _fast_quality,
     "bench": _bench,
+    "cpu-panel": _cpu_panel,
     "http_soak": _http_soak,
 }
 
