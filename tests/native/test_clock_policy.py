@@ -92,7 +92,9 @@ class Life:
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
     layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 24))
-    slots = draw(st.integers(1, 70))
+    slots = draw(
+        st.integers(1, 4) | st.integers(1, 70)
+    )  # small ones fill up, large ones have words
     event = st.tuples(
         st.integers(0, layers - 1),
         st.lists(st.integers(-2, experts + 1), max_size=32).map(tuple),
@@ -242,6 +244,14 @@ def test_an_unmarked_slot_goes_before_a_marked_one_and_marks_last_one_round(nati
     assert native(ring, step_of([1])).admissions == ((1, 2, 12),)
     assert ring.referenced == set()
     assert ring.hand == 0
+
+
+@pytest.mark.parametrize("hand", [0, 3, 35])
+def test_with_every_slot_marked_the_first_gives_way_after_a_round(native: Native, hand) -> None:
+    ring = Ring(list(range(100, 136)), referenced=set(range(36)), hand=hand)
+    assert native(ring, step_of([1])).admissions == ((1, hand, 100 + hand),)
+    assert ring.referenced == set()
+    assert ring.hand == (hand + 1) % 36
 
 
 def test_256_picks_fit_and_257_do_not(native: Native) -> None:
