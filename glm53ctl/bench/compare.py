@@ -31,16 +31,14 @@ class Figure:
         """`13.9 ±0.2`; only the value when it was measured once."""
         if self.count < 2:
             return plain(self.median / self.scale)
-        return (
-            f"{plain(self.median / self.scale)} ±{plain((self.high - self.low) / 2 / self.scale)}"
-        )
+        return f"{plain(self.median / self.scale)} ±{plain((self.high - self.low) / 2 / self.scale, 2)}"
 
 
-def plain(value: float) -> str:
-    """A number with three digits or more, never with an exponent: 6552, 27.4, 0.0103."""
-    if abs(value) >= 100:
+def plain(value: float, digits: int = 3) -> str:
+    """A number with that many digits or more, never with an exponent: 6552, 27.4, 0.0103."""
+    if abs(value) >= 10 ** (digits - 1):
         return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:.{digits}g}"
 
 
 @dataclass(frozen=True, slots=True)
