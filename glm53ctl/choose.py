@@ -1,6 +1,6 @@
 """From flags to a plan: settings, hardware and model facts meet the pure planner here.
 
-Used by `up`, `plan` and `doctor`. Reads the machine, writes nothing.
+Used by `up`, `plan` and `doctor`. Reads the machine; writes nothing but the rates it measured.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from glm53ctl import known_rates
 from glm53ctl import profile as profiles
 from glm53ctl.env import Environ
+from glm53ctl.errors import UsageError
 from glm53ctl.gpu_select import select_gpu
-from glm53ctl.hardware import Hardware
+from glm53ctl.hardware import Gpu, Hardware
 from glm53ctl.model_source import find_model
 from glm53ctl.paths import Paths
 from glm53ctl.plan import Plan
@@ -68,22 +70,34 @@ def choose_plan(options: PlanOptions, *, system: System | None = None) -> Plan:
 
 
 def survey(options: PlanOptions, *, system: System | None = None) -> Situation:
-    """Read settings, checkpoint and hardware. Raises as `choose_plan`, but never NoFit."""
+    """Read settings, checkpoint, hardware and its known rates. Raises as `choose_plan`, but never NoFit."""
     environ = system.environ if system else Environ.current()
     profile = profiles.load(options.flags(), environ=environ, profile=options.profile)
     paths = profiles.paths_for(profile, environ)
     model = find_model(profile.settings, paths)
-    return Situation(profile, paths, machine.probe(system or this_system(environ)), model, environ)
+    hardware = machine.probe(system or this_system(environ))
+    gpu = selected_gpu(hardware, profile.settings.gpu)
+    hardware = known_rates.recalled(hardware, gpu, paths.cache_dir, today=known_rates.utc_today())
+    return Situation(profile, paths, hardware, model, environ)
 
 
 def measured(situation: Situation) -> Situation:
-    """The situation with rates measured on this machine; takes a few seconds."""
+    """The situation with rates measured on this machine, and kept; takes a few seconds."""
     from glm53ctl.probes import measure
 
-    gpus = situation.hardware.gpus
-    gpu = select_gpu(gpus, situation.profile.settings.gpu) if gpus else None
-    found = measure.measure(this_system(situation.environ), situation.hardware, gpu)
+    system = this_system(situation.environ)
+    gpu = selected_gpu(situation.hardware, situation.profile.settings.gpu)
+    found = measure.measure(system, situation.hardware, gpu)
+    known_rates.keep(system, found, gpu, situation.paths.cache_dir, today=known_rates.utc_today())
     return replace(situation, hardware=found)
+
+
+def selected_gpu(hardware: Hardware, selector: str | None) -> Gpu | None:
+    """The card that the settings select; None when there is none, or no such card."""
+    try:
+        return select_gpu(hardware.gpus, selector) if hardware.gpus else None
+    except UsageError:
+        return None
 
 
 def decide(situation: Situation) -> Outcome:

@@ -1,4 +1,4 @@
-"""Doctor: every check, each in its own guard. Read-only; always gives an answer; never raises.
+"""Doctor: every check, each in its own guard. Changes nothing; always gives an answer; never raises.
 
 Only a UsageError of the settings themselves is left to the caller: with broken settings there is no
 question to answer.
@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glm53ctl import __version__, choose
+from glm53ctl import __version__, choose, known_rates
 from glm53ctl import profile as profiles
 from glm53ctl.checks import containers, cpu, gpu, gpu_health, memory, setup, storage
 from glm53ctl.checks.base import Context, Finding, Spec, Status
 from glm53ctl.env import nearest
 from glm53ctl.errors import Glm53Error, UsageError
-from glm53ctl.gpu_select import select_gpu
-from glm53ctl.hardware import Gpu, Hardware
+from glm53ctl.hardware import Hardware
 from glm53ctl.model_source import find_model
 from glm53ctl.planner import Model, Outcome, consider
 from glm53ctl.probes import machine, measure
@@ -96,6 +95,7 @@ def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) 
     profile = profiles.load(options.flags(), environ=system.environ, profile=options.profile)
     paths = profiles.paths_for(profile, system.environ)
     hardware = machine.probe(system)
+    card = choose.selected_gpu(hardware, profile.settings.gpu)
     model: Model | None = None
     outcome: Outcome | None = None
     model_error: Glm53Error | None = None
@@ -105,7 +105,8 @@ def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) 
     except Glm53Error as err:
         model_error = err
     if not quick:
-        hardware = _measured(system, hardware, profile.settings.gpu, model)
+        hardware = measure.measure(system, hardware, card, _large_shard(model))
+        known_rates.keep(system, hardware, card, paths.cache_dir, today=known_rates.utc_today())
     if model is not None:
         try:
             outcome = consider(hardware, model, profile, paths)
@@ -120,7 +121,7 @@ def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) 
         model_error=model_error,
         outcome=outcome,
         outcome_error=outcome_error,
-        gpu=_gpu(hardware, profile.settings.gpu),
+        gpu=card,
     )
 
 
@@ -203,18 +204,6 @@ def sudo_commands(report: Report) -> Iterator[str]:
             yield from fix.commands
 
 
-def _gpu(hardware: Hardware, selector: str | None) -> Gpu | None:
-    if not hardware.gpus:
-        return None
-    try:
-        return select_gpu(hardware.gpus, selector)
-    except UsageError:
-        return None
-
-
-def _measured(
-    system: System, hardware: Hardware, selector: str | None, model: Model | None
-) -> Hardware:
+def _large_shard(model: Model | None) -> Path | None:
     shards = sorted(Path(model.path).glob("*.safetensors")) if model and model.present else []
-    large = next((shard for shard in shards if shard.stat().st_size > measure.DISK_BYTES), None)
-    return measure.measure(system, hardware, _gpu(hardware, selector), large)
+    return next((shard for shard in shards if shard.stat().st_size > measure.DISK_BYTES), None)

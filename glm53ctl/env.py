@@ -158,7 +158,7 @@ FOREIGN_NAMES = {
     "HOME": "where the XDG defaults are",
     "XDG_CONFIG_HOME": "config.toml is in its glm53 folder",
     "XDG_STATE_HOME": "plans, locks and logs are in its glm53 folder",
-    "XDG_CACHE_HOME": "kernel caches are in its glm53 folder",
+    "XDG_CACHE_HOME": "kernel caches and measured rates are in its glm53 folder",
     "XDG_DATA_HOME": "checkpoints are in its glm53/models folder",
     "XDG_RUNTIME_DIR": "the control socket is in its glm53 folder",
     "HF_HOME": "where huggingface-hub keeps downloads",

@@ -209,6 +209,7 @@ class Measured:
     tier_bytes_per_s: float | None = None
     disk_read_bytes_per_s: float | None = None
     pin_limit_bytes: int | None = None  # None: no wall found
+    date: str | None = None  # ISO day of rates from an earlier run; None: just measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,5 +172,5 @@ def _basis(hardware: Hardware, mode: Mode) -> str:
         rates["CPU tier"] = hardware.measured.tier_bytes_per_s
     if mode is Mode.CPU:
         rates.pop("link")
-    parts = [f"{name} {'assumed' if rate is None else 'measured'}" for name, rate in rates.items()]
-    return ", ".join(parts)
+    measured = f"measured {hardware.measured.date or ''}".rstrip()
+    return ", ".join(f"{name} {measured if rate else 'assumed'}" for name, rate in rates.items())

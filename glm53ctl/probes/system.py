@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from glm53ctl.env import Environ
 from glm53ctl.errors import UsageError
@@ -56,6 +56,7 @@ class System:
 
     environ: Environ = field(default_factory=Environ.current)
     root: Path = Path("/")
+    recorded: ClassVar[bool] = False
 
     def path(self, name: str) -> Path:
         return self.root / name.lstrip("/")
@@ -170,6 +171,8 @@ class RecordedSystem(System):
     is not in it is missing. machine.json holds "modules", "disk" (by path), "bind" (by host:port),
     "owners" (by port) and "measured" (by child).
     """
+
+    recorded: ClassVar[bool] = True
 
     def _json(self, name: str) -> dict[str, Any]:
         text = self.read(name)

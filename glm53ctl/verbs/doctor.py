@@ -41,7 +41,8 @@ def doctor(
 ) -> None:
     """Check this machine, with a fix for whatever is wrong.
 
-    One line per check. Read-only: nothing is changed, installed, downloaded or written.
+    One line per check. Nothing is changed, installed or downloaded; measured rates are kept in
+    the cache for `plan` and `up`.
 
     Examples:
 
