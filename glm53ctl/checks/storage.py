@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped, unknown
+from glm53ctl.fetch import FLASH_RELEASE, missing_bytes
+from glm53ctl.fetch.space import SPARE_BYTES
 from glm53ctl.plan import Mode
 from glm53ctl.probes import disk
 from glm53ctl.render import gigabytes
 
-FLASH_BYTES = 125_263_712_676  # all files of the pinned revision
-SPARE_BYTES = 2 << 30
 FEW_INODES = 1000
 
 
@@ -22,11 +24,12 @@ def checkpoint(context: Context) -> Finding:
         )
     if context.model.present:
         return passed(f"{context.model.facts.name} in {context.model.path}")
+    missing = missing_bytes(FLASH_RELEASE, Path(context.model.path))
     return Finding(
         Status.WARN,
         f"{context.model.facts.name} is not in {context.model.path} yet",
         fix=Fix(
-            f"download it ({gigabytes(FLASH_BYTES)}), or name the folder that has it",
+            f"download it ({gigabytes(missing)}), or name the folder that has it",
             ("glm53ctl models pull", "glm53ctl up --model /path/to/checkpoint"),
         ),
     )
@@ -40,7 +43,8 @@ def space(context: Context) -> Finding:
     text = f"{found.folder} has {gigabytes(found.space.free_bytes)} free"
     if context.model is None or context.model.present:
         return Finding(Status.PASS, f"{text}, nothing to fetch", numbers=numbers)
-    needed = FLASH_BYTES + SPARE_BYTES
+    missing = missing_bytes(FLASH_RELEASE, Path(context.model.path))
+    needed = missing + SPARE_BYTES
     fix = Fix(
         "keep checkpoints on a larger disk",
         ("GLM53_MODELS_DIR=/path/on/a/large/disk glm53ctl doctor",),
@@ -50,12 +54,12 @@ def space(context: Context) -> Finding:
         return Finding(Status.FAIL, f"{found.folder} is read-only", fix=fix, blocking=blocking)
     if found.space.free_bytes < needed:
         return Finding(
-            Status.FAIL, f"{text}, {gigabytes(FLASH_BYTES)} to fetch", fix=fix, numbers=numbers,
+            Status.FAIL, f"{text}, {gigabytes(missing)} to fetch", fix=fix, numbers=numbers,
             required=f"{gigabytes(needed)}", blocking=blocking,
         )  # fmt: skip
     if 0 < found.space.free_inodes < FEW_INODES:
         return Finding(Status.FAIL, f"{text}, but no inodes", fix=fix, blocking=blocking)
-    return Finding(Status.PASS, f"{text}, {gigabytes(FLASH_BYTES)} to fetch", numbers=numbers)
+    return Finding(Status.PASS, f"{text}, {gigabytes(missing)} to fetch", numbers=numbers)
 
 
 def kind(context: Context) -> Finding:

@@ -12,7 +12,7 @@ from glm53ctl.errors import ArtifactError
 from glm53ctl.fetch import verify
 from glm53ctl.fetch.catalog import FLASH_RELEASE, Release
 from glm53ctl.fetch.job import Job
-from glm53ctl.fetch.lockfile import Lock, read_lock
+from glm53ctl.fetch.lockfile import PARTIAL, Lock, read_lock
 from glm53ctl.fetch.store import is_incomplete, size_bytes
 from glm53ctl.render import gigabytes
 
@@ -63,9 +63,10 @@ def ensure_model(
 def missing_bytes(release: Release, folder: Path) -> int:
     """Bytes still to fetch, as far as it can be told without the hub."""
     lock = read_lock(folder)
+    arrived = sum(item.stat().st_size for item in (folder / PARTIAL).glob("*.*"))
     if lock is None:
-        return max(0, release.total_bytes - size_bytes(folder))
-    return sum(item.size_bytes for item in verify.missing(folder, lock))
+        return max(0, release.total_bytes - size_bytes(folder) - arrived)
+    return max(0, sum(item.size_bytes for item in verify.missing(folder, lock)) - arrived)
 
 
 def _what_is_missing(folder: Path) -> str:

@@ -16,7 +16,7 @@ from fake_hub import REPO, REVISION, FakeHub, Fault
 from stage import free_port, wait_until
 
 from glm53ctl import cli, fetch
-from glm53ctl.fetch import store
+from glm53ctl.fetch import missing_bytes, store
 from glm53ctl.fetch.catalog import KnownFile, Release
 from glm53ctl.paths import FLASH_FOLDER, tiny_checkpoint
 
@@ -270,6 +270,8 @@ def test_an_interrupted_download_goes_on_where_it_was(shell, hub, number, code):
     if number == signal.SIGINT:
         assert "what has arrived is kept, go on with: glm53ctl models pull" in err
     hub.requests.clear()
+    left = missing_bytes(RELEASE, shell.folder)
+    assert 0 < left < len(TINY[WEIGHTS]) - 3_000_000
     started = time.monotonic()
     done = shell("models", "pull", "--yes")
     assert done.returncode == 0, done.stderr
