@@ -13,6 +13,7 @@ import uvicorn
 
 from glm53_server.app import create_app
 from glm53_server.engine.base import Engine, EngineState
+from glm53_server.http_protocol import HEAD_BYTES, DeadlineProtocol
 from glm53_server.service import Service
 from glm53ctl.errors import ChildExit
 from glm53ctl.plan import Plan
@@ -38,6 +39,8 @@ async def serve(
     app = create_app(engine, plan)
     config = uvicorn.Config(
         app,
+        http=DeadlineProtocol,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(drain_s + _CLOSE_S),
         log_level="warning",

@@ -15,6 +15,7 @@ import uvicorn
 
 from glm53_server.app import create_app
 from glm53_server.engine import scripted
+from glm53_server.http_protocol import DeadlineProtocol
 from glm53_server.metrics import Metrics
 from glm53ctl.plan import (
     CpuPlan,
@@ -108,7 +109,9 @@ def app(_shared):
 @contextmanager
 def listening(app):
     """Serve an App on a free loopback port from a thread; yields its URL."""
-    config = uvicorn.Config(app.asgi, log_level="warning", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app.asgi, http=DeadlineProtocol, log_level="warning", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from stream_grammar import chat_stream, frames
 
-from glm53_server import sse
+from glm53_server import http_protocol, sse
 from glm53ctl.plan import LimitsPlan, ScriptPlan
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -216,6 +216,40 @@ def test_a_client_that_does_not_read_holds_nobody_up(live, monkeypatch):
             assert httpx.get(f"{url}/health").status_code == 200
             time.sleep(0.05)
     assert app.service.metrics.in_flight == 0
+
+
+def test_a_request_head_that_drips_in_is_cut_off(live, monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_DEADLINE_S", 0.3)
+    _, url = live()
+    host, port = url.removeprefix("http://").split(":")
+
+    def gone(connection, *, dripping):
+        """Seconds until the server closes the connection."""
+        start_s = time.monotonic()
+        connection.settimeout(0.05)
+        while time.monotonic() - start_s < 5:
+            with suppress(TimeoutError, ConnectionError):
+                if dripping:
+                    connection.sendall(b"X")
+                if not connection.recv(4096):
+                    break
+        return time.monotonic() - start_s
+
+    request = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for dripping in (False, True):
+        with socket.create_connection((host, int(port))) as connection:
+            assert 0.2 < gone(connection, dripping=dripping) < 3
+    with socket.create_connection((host, int(port))) as connection:
+        for _ in range(3):  # a kept connection may be idle for longer than the head's deadline
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += connection.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 200")
+            time.sleep(0.5)
+        connection.sendall(b"GET /hea")
+        assert gone(connection, dripping=True) < 3
+    assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_a_long_prompt_is_encoded_off_the_loop(make_app):
