@@ -313,6 +313,32 @@ def test_a_cuda_failure_loses_the_engine() -> None:
     assert isinstance(events[-1], Failed)
 
 
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_request_that_arrives_during_the_last_step_is_answered(stop: bool) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def last(_: FakeSession) -> list[tuple[str, Event]]:
+        entered.set()
+        leave.wait(10)
+        if not stop:
+            raise torch.AcceleratorError("an illegal memory access")
+        return []
+
+    async def scenario() -> None:
+        async with running(FakeSession(last)) as worker:
+            first, late = job("first"), job("late")
+            worker.add(first, None)
+            await asyncio.to_thread(entered.wait, 10)
+            if stop:
+                worker.stop(lambda: None)
+            worker.add(late, None)
+            leave.set()
+            for one in (first, late):
+                assert isinstance((await read(one))[-1], Failed)
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_cannot_be_rebuilt_loses_the_engine() -> None:
     reason, events = lose(ValueError("torn"), RuntimeError("no memory for a new generator"))
     assert "torn" in reason

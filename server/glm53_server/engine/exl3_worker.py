@@ -32,6 +32,7 @@ class Exl3Worker:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._jobs: dict[str, Job] = {}
         self._stopping = False
+        self._ended = False
         self._on_end: list[Callable[[], object]] = []
         self._accepted = 0
         self._thread = threading.Thread(target=self._run, name="glm53-engine", daemon=True)
@@ -41,7 +42,7 @@ class Exl3Worker:
 
     @property
     def alive(self) -> bool:
-        return self.lost is None and self._thread.is_alive()
+        return self.lost is None and not self._ended
 
     @property
     def running(self) -> int:
@@ -69,10 +70,10 @@ class Exl3Worker:
             self._stopping = True
             self._on_end.append(ended)
 
-        if self._thread.is_alive():
-            self._commands.put(command)
-        else:
+        if self._ended:
             ended()
+        else:
+            self._commands.put(command)
 
     def join(self) -> None:
         self._thread.join()
@@ -84,13 +85,18 @@ class Exl3Worker:
                 if self._session.has_work and not self._stopping:
                     self._step()
         finally:
-            self._end_all(EngineError("the engine stopped", status=503, code="engine_stopped"))
+            self._ended = True
+            self._end_all(_stopped())
+            self._run_pending()  # what arrived during the last step is answered too
             for ended in self._on_end:
                 ended()
 
     def _take_commands(self) -> None:
         if not self._session.has_work:
             self._commands.get()()
+        self._run_pending()
+
+    def _run_pending(self) -> None:
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -102,6 +108,10 @@ class Exl3Worker:
         if job.cancelled:
             return
         self.counters.requests += 1
+        if self._ended:
+            self.counters.failed += 1
+            job.end(Failed(_stopped()))
+            return
         try:
             if job.request.prompt_logprobs_from is not None:
                 job.deliver((self._session.score(job.request),))
@@ -178,3 +188,7 @@ class Exl3Worker:
             self.counters.failed += 1
             job.end(Failed(error))
         self._jobs.clear()
+
+
+def _stopped() -> EngineError:
+    return EngineError("the engine stopped", status=503, code="engine_stopped")
