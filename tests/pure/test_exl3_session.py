@@ -99,10 +99,17 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     monkeypatch.setitem(sys.modules, "exllamav3.generator.sampler", sampler)
     monkeypatch.setattr(FakeGenerator, "made", [])
     monkeypatch.setattr(exl3_session, "tier_stats", lambda *_: {})
-    model = SimpleNamespace(forward=lambda *_: torch.zeros(1, 1, VOCAB))
+    norm = SimpleNamespace(forward=lambda x, *_: x)
+    model = SimpleNamespace(
+        forward=lambda *_: torch.zeros(1, 1, VOCAB), modules=[norm, SimpleNamespace()]
+    )
+    page = torch.ones(4)
+    layer = SimpleNamespace(get_tensors=lambda: [page])
     loaded: Any = SimpleNamespace(
         model=model,
-        cache=SimpleNamespace(max_num_tokens=CACHE_TOKENS),
+        attached=[],
+        page=page,
+        cache=SimpleNamespace(max_num_tokens=CACHE_TOKENS, layers={0: layer}),
         tokenizer="the tokenizer",
         device=torch.device("cpu"),
     )
@@ -263,6 +270,18 @@ def test_nan_logits_fail_what_runs_and_nothing_after(session: Session) -> None:
     assert generator() is not first
     session._forward = lambda *_: torch.zeros(1, 1, VOCAB)
     exl3_model.forward(torch.zeros(1, 1))
+    assert play(session, streaming(started(session, request("c")), 4)) == [Tokens((4,))]
+
+
+def test_a_nan_in_the_residual_stream_fails_the_request_and_empties_the_cache(
+    session: Session,
+) -> None:
+    loaded: Any = session.loaded
+    job = started(session, request())
+    loaded.model.modules[-2].forward(torch.tensor([1.0, math.nan]))
+    assert [event.error.code for event in play(session, streaming(job, 4))] == ["nan_logits"]
+    assert loaded.page.tolist() == [0.0] * 4
+    loaded.model.modules[-2].forward(torch.zeros(2))
     assert play(session, streaming(started(session, request("c")), 4)) == [Tokens((4,))]
 
 

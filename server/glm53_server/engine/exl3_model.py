@@ -284,6 +284,39 @@ class PassHook:
         return self._forward(x, params, out_dtype)
 
 
+class ResidualWatch:
+    """The forward of the final norm: raises a flag on the device when its input has a NaN.
+
+    Kernels after it clamp and quantise, so that a NaN would come out as fluent nonsense.
+    """
+
+    __slots__ = ("_forward", "flag")
+
+    def __init__(self, norm: Any, flag: torch.Tensor) -> None:
+        self._forward = norm.forward
+        self.flag = flag
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        torch.logical_or(self.flag, torch.isnan(x).any(), out=self.flag)
+        return self._forward(x, *args, **kwargs)
+
+
+def watch_residual(loaded: LoadedModel, flag: torch.Tensor) -> None:
+    """Set `flag` (bool [1], device) whenever the residual stream of a forward pass holds a NaN."""
+    norm = loaded.model.modules[-2]
+    watch = ResidualWatch(norm, flag)
+    norm.forward = watch.forward
+    loaded.attached.append(lambda: delattr(norm, "forward"))
+
+
+def clear_cache(loaded: LoadedModel) -> None:
+    """Zero the K/V pages: a masked read of a stale NaN is a NaN."""
+    with torch.inference_mode():
+        for layer in loaded.cache.layers.values():
+            for tensor in layer.get_tensors():
+                tensor.zero_()
+
+
 def attach(loaded: LoadedModel, tiers: ExpertTiers) -> None:
     """Attach the tiers to every MoE block. The model must start with a dense block."""
     blocks = moe_blocks(loaded)

@@ -27,7 +27,7 @@ from glm53_server.engine.base import (
     Tokens,
     TokenScore,
 )
-from glm53_server.engine.exl3_model import LoadedModel, detach
+from glm53_server.engine.exl3_model import LoadedModel, clear_cache, detach, watch_residual
 from glm53_server.engine.exl3_sampler import make_sampler
 from glm53_server.engine.exl3_scores import generated_scores, score_rows
 from glm53_server.engine.exl3_stats import tier_stats
@@ -69,6 +69,7 @@ class Session:
         )
         self._forward = loaded.model.forward
         loaded.model.forward = self._guarded_forward
+        watch_residual(loaded, self._nan)
         self._generator = self._new_generator()
 
     def _new_generator(self) -> Any:
@@ -174,6 +175,7 @@ class Session:
             )
         if bool(self._nan.item()):
             self._nan.zero_()
+            clear_cache(self.loaded)
             return self._fail_all(EngineError("the model produced NaN logits", code="nan_logits"))
         events: list[tuple[str, Event]] = []
         for result in results:
