@@ -26,6 +26,7 @@ from glm53_server.api_errors import ApiError
 log = logging.getLogger("glm53_server.access")
 
 _OPEN_PATHS = frozenset({"/health", "/ready"})
+_POLLED_PATHS = frozenset({"/health", "/ready", "/stats", "/metrics"})  # asked every second or so
 _SANE_ID = re.compile(r"[!-~]{1,128}")
 _JSON = re.compile(r"application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 
@@ -127,7 +128,9 @@ class Gate:
             await _error(scope, err)(scope, receive, answer)
         else:
             await self._app(scope, _Counted(receive, self._access), answer)
-        log.info(
+        polled = scope["path"] in _POLLED_PATHS and answer.status == 200
+        log.log(
+            logging.DEBUG if polled else logging.INFO,
             "%s %s %s %.0fms %s",
             scope["method"],
             _printable(scope["path"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -36,6 +37,7 @@ async def serve(
     The first SIGTERM closes the door and lets open streams finish for `drain_s`; a second one, or
     the end of that time, closes the engine, which ends every stream with its last event.
     """
+    _log_to_stderr()
     app = create_app(engine, plan)
     config = uvicorn.Config(
         app,
@@ -60,6 +62,16 @@ async def serve(
         with suppress(TimeoutError):
             await asyncio.wait_for(engine.close(), _CLOSE_S)
     return ChildExit.ENGINE_LOST if server.lost else ChildExit.OK
+
+
+def _log_to_stderr() -> None:
+    """Our own lines only: one per request, and what went wrong."""
+    log = logging.getLogger("glm53_server")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 class _Server(uvicorn.Server):
