@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import tempfile
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -103,9 +105,17 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         )  # fmt: skip
         loaded, kernels = load(options, tiered=True)
         trace = make_trace(DummySpec(layers=args.layers))
+        while args.wait_for is not None and not args.wait_for.exists():
+            time.sleep(0.5)
         pool = CpuKernels(threads=args.threads, isa=args.isa, precision=args.precision)
         lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.5))
-        budget = VramBudget(GIB, 10 * GIB, int(2.6 * GIB), limit=int(args.vram_gib * GIB))
+        budget = VramBudget(
+            GIB,
+            10 * GIB,
+            int(2.6 * GIB),
+            limit=int(args.vram_gib * GIB),
+            lookahead=max(args.ahead, default=0),
+        )
         tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
         body |= {
             "slots": tiers.residency.slots,
@@ -115,17 +125,18 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         with torch.inference_mode():
             found = calibrate(lane, tiers.residency, lambda: None)
         body["calibration"] = asdict(found)
+        body["load_s"] = loaded.phase_s
+        body["peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+        body["arena_gib"] = round(loaded.arena.layout.total_bytes / GIB, 2)
         log("calibrated", found, "share", round(lane.split.share, 3))
         generator = generator_of(loaded, 4, args.chunk)
         lane.enabled = False
         ahead, tiers.lookahead = tiers.lookahead, None
         decode(generator, 1, 80, trace, tiers)
-        body["exact_c1_no_lookahead"] = decode(generator, 1, 96, trace, tiers)
-        tiers.lookahead = ahead
-        body["lookahead_experts"] = ahead.limit if ahead else 0
         for limit in args.ahead:
-            ahead.limit = limit
+            ahead.limit, tiers.lookahead = limit, ahead
             body[f"exact_c1_lookahead_{limit}"] = decode(generator, 1, 96, trace, tiers)
+        tiers.lookahead = None
         body |= {f"exact_c{n}": decode(generator, n, 112, trace, tiers) for n in (1, 2, 4)}
         lane.enabled = True
         calibrated = lane.split
@@ -169,16 +180,19 @@ def main() -> None:
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.4, 0.55, 0.7])
-    parser.add_argument("--ahead", type=int, nargs="*", default=[1, 3, 2])
+    parser.add_argument("--ahead", type=int, nargs="*", default=[])
     parser.add_argument("--prefill", type=int, nargs="*", default=[32768])
     parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument("--skip-quality", action="store_true")
+    parser.add_argument("--wait-for", type=Path, help="measure speed only once this file exists")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     args = parser.parse_args()
-    body: dict[str, object] = {
-        precision: quality(args.isa, min(args.threads, 8), precision)
-        for precision in ("exact", "fast")
-    }
-    save("fast-quality", body, args.out)
+    if not args.skip_quality:
+        body: dict[str, object] = {
+            precision: quality(args.isa, min(args.threads, 8), precision)
+            for precision in ("exact", "fast")
+        }
+        save("fast-quality", body, args.out)
     if not args.skip_speed:
         save("fast-speed", speed(args), args.out)
 

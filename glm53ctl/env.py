@@ -118,6 +118,10 @@ class Settings:
         True, "gpu.triton_pin", "GLM53_TRITON_PIN", "child_env",
         "keep Triton's and exllamav3's kernel choices between runs, so that two runs give the same bits",
     )
+    lookahead_experts: int = setting(
+        0, "gpu.lookahead_experts", "GLM53_LOOKAHEAD", "gpu.lookahead_experts",
+        "experts copied one layer ahead in single-stream decode (0: none; no gain on an H200)",
+    )
     max_batch: int = setting(
         4, "limits.max_batch", "GLM53_MAX_BATCH", "limits.max_batch", "streams decoded together"
     )

@@ -152,6 +152,7 @@ def _gpu_plan(inputs: _Inputs, mode: Mode) -> tuple[Plan, Prediction | None]:
             elastic_bytes=settings.vram_elastic_bytes,
             stage_bytes=settings.vram_stage_bytes,
             vram_limit_bytes=settings.vram_limit_bytes,
+            lookahead_experts=settings.lookahead_experts,
             heat_file=str(inputs.paths.cache_dir / f"heat-{inputs.model.facts.name}.bin"),
         ),
         cpu_tier=_tier(inputs) if mode is Mode.FAST else None,

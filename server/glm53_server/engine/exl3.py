@@ -216,6 +216,7 @@ def _tiers(
         gpu.stage_bytes,
         gpu.vram_limit_bytes,
         gpu.cache_slots,
+        gpu.lookahead_experts,
         heat_file=Path(gpu.heat_file) if gpu.heat_file and spec is None else None,
     )
     try:

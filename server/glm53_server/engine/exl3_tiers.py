@@ -18,7 +18,7 @@ from glm53_server.engine.exl3_model import (
     moe_blocks,
     tables_of,
 )
-from glm53_server.moe.calibrate import calibrate, measure_link_s
+from glm53_server.moe.calibrate import calibrate
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.lookahead import Guess, Lookahead
@@ -29,8 +29,6 @@ from glm53_server.moe.slots import SlotMemory, plan_slots
 from glm53_server.moe.split import SplitState, balanced_share
 from glm53ctl.plan import CpuTierPlan
 
-# What a layer's attention leaves the link to do, on a card of the class this project is for.
-LOOKAHEAD_WINDOW_S = 4e-4
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
 
 
@@ -43,7 +41,7 @@ class VramBudget:
     stage: int
     limit: int | None = None
     slots: int | None = None
-    lookahead: int | None = None  # experts copied ahead per layer; None: what fits its attention
+    lookahead: int = 0  # experts copied one layer ahead in single-stream decode
     heat_file: Path | None = None  # picks of earlier runs: the cache starts warm
 
 
@@ -93,23 +91,14 @@ def build_tiers(
         residency, stager, stage_rows=stage_rows, route_override=trace, cpu_lane=cpu_lane
     )
     with torch.inference_mode():
-        ahead = budget.lookahead
-        if ahead is None:
-            ahead = lookahead_limit(measure_link_s(residency))
-        residency.heat.zero_()  # the measurement's picks say nothing
         tiers.heat_file = budget.heat_file
         if budget.heat_file is not None and residency.load_heat(budget.heat_file):
             stager.warm_start()
-        guess: Guess = RouterGuess(loaded) if trace is None else trace.guess
-        if ahead and plan.total:
-            tiers.lookahead = Lookahead(residency, guess, ahead)
+        if budget.lookahead and plan.total:
+            guess: Guess = RouterGuess(loaded) if trace is None else trace.guess
+            tiers.lookahead = Lookahead(residency, guess, budget.lookahead)
     attach(loaded, tiers)
     return tiers
-
-
-def lookahead_limit(link_s: float) -> int:
-    """How many experts the link moves while one layer computes its attention, at most 3. Pure."""
-    return min(3, int(LOOKAHEAD_WINDOW_S / link_s)) if link_s > 0 else 0
 
 
 def build_cpu_lane(

@@ -18,24 +18,6 @@ from glm53_server.moe.split import LaneCosts, SplitState, balanced_share
 JOBS = 48
 
 
-def measure_link_s(residency: Residency) -> float:
-    """Seconds that one expert takes over the link, from copies of distinct experts into slots."""
-    picks = min(32, residency.layout.experts, residency.slots)
-    if picks == 0:
-        return 0.0
-    ids = torch.arange(picks, dtype=torch.int64, device=residency.device)
-    residency.gather_times = []
-    before = residency.counters()["admitted"]
-    for layer in range(min(4, residency.layout.layers)):
-        step = residency.new_step(layer)
-        step.picks, step.num_picks = ids.data_ptr(), picks
-        residency.decode_step(step)
-    torch.cuda.synchronize(residency.device)
-    spans, residency.gather_times = residency.gather_times, None
-    copied = residency.counters()["admitted"] - before
-    return sum(a.elapsed_time(b) for a, b in spans) / 1e3 / max(1, copied)
-
-
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """Costs with both lanes busy, and the rates of each lane alone, in GB/s of expert bytes."""
