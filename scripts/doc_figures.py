@@ -1,7 +1,7 @@
 """The documents' tables of measured figures, filled from bench/results/*.json and from nothing else.
 
-Of each schema the newest file counts. A row is (what, figure); a file adds its machine, date and
-command. Files of other schemas are left out.
+A file is DATE-NAME.json; of each name the newest counts. A row is (what, figure); a file adds its
+machine, date and command. Files of schemas without rows here are left out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "scalar": "scalar"}
 Facts = dict[str, Any]
 Rows = Iterator[tuple[str, str]]
-STREAMS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,35 @@ class Source:
     body: Facts
 
     @property
+    def name(self) -> str:
+        """The file's name without its date: "fast-quality-avx2"."""
+        return self.path.stem[len("2030-01-01-") :]
+
+    @property
     def kind(self) -> str:
-        """ "exact-speed" of schema "glm53ctl.bench.exact-speed/1"."""
-        name = str(self.body.get("schema") or self.body.get("bench") or "unknown")
-        return name.rpartition("/")[0].removeprefix("glm53ctl.").removeprefix("bench.") or name
+        """ "exact-speed" of the schema "glm53ctl.bench.exact-speed/1"."""
+        body = self.body
+        name = str(body.get("schema") or body.get("bench") or body.get("what") or "")
+        return re.sub(r"^(glm53ctl\.)?(bench\.)?|/\d+$", "", name)
 
     @property
     def date(self) -> str:
-        return str(self.body.get("date") or self.body.get("created") or self.path.name)[:10]
+        return self.path.stem[: len("2030-01-01")]
 
     @property
     def command(self) -> str:
         """As it was called, without the place where the result went."""
-        recorded = self.body.get("command") or f"python3 bench/{self.kind}.py"
+        recorded = self.body.get("command") or f"python3 bench/{self.kind.replace('-', '_')}.py"
         return re.sub(r" --(out|png|html) \S+", "", str(recorded))
 
     @property
     def machine(self) -> str:
         """The machine and what ran on it, as far as the file says."""
-        found = self.body.get("machine") or {}
+        found = self.body.get("machine") or self.body
         cores = found.get("cores") or found.get("cpus")
         ram = found.get("ram_bytes") or found.get("ram_kib", 0) * 1024
-        version, commit = (
-            self.body.get("version") or self.body.get("glm53ctl"),
-            self.body.get("commit"),
-        )
+        version = self.body.get("version") or self.body.get("glm53ctl")
+        commit = self.body.get("commit")
         parts = [
             found.get("gpu"),
             f"driver {found['driver']}" if found.get("driver") else None,
@@ -65,28 +69,51 @@ class Source:
         ]
         return ", ".join(part for part in parts if part)
 
+    def cite(self, to_root: str = "") -> str:
+        """Date, machine, command, file; and that a note in the file says more, when there is one."""
+        link = f"[{self.path.name}]({to_root}bench/results/{self.path.name})"
+        note = f" {self.body['note']}" if self.body.get("note") else ""
+        return f"{self.date}, {self.machine}; `{self.command}`; {link}.{note}"
 
-def _decode(body: Facts, prefix: str) -> str:
-    rates = [body[f"{prefix}_c{n}"]["tok_per_s"] for n in STREAMS if f"{prefix}_c{n}" in body]
-    return " / ".join(f"{rate:.1f}" for rate in rates) + " tok/s"
+
+def _decode(body: Facts, prefix: str, what: str) -> Rows:
+    """One row for prefix_c1, prefix_c2 ...: tok/s of all streams together."""
+    found = {n: body[f"{prefix}_c{n}"] for n in range(1, 9) if f"{prefix}_c{n}" in body}
+    if found:
+        rates = " / ".join(f"{one['tok_per_s']:.1f}" for one in found.values())
+        streams = " / ".join(map(str, found)) + (" stream" if list(found) == [1] else " streams")
+        yield f"{what}: decode, {streams}", f"{rates} tok/s"
 
 
-def _prefills(body: Facts, mode: str) -> Rows:
+def _prefills(body: Facts, what: str) -> Rows:
     for name, found in body.items():
-        if re.fullmatch(r"prefill_\d+", name):
-            tokens = int(name.removeprefix("prefill_"))
-            yield f"{mode}: prompt of {tokens:,} tokens", f"{found['tok_per_s']:,.0f} tok/s"
+        if match := re.fullmatch(r"prefill_(\d+)(?:_chunk_(\d+))?", name):
+            chunks = f" in chunks of {int(match[2]):,}" if match[2] else ""
+            yield (
+                f"{what}: prompt of {int(match[1]):,} tokens{chunks}",
+                f"{found['tok_per_s']:,.0f} tok/s",
+            )
+
+
+def _ahead(body: Facts) -> Rows:
+    """Look-ahead by n experts per layer in single-stream decode, an option."""
+    for mode in ("exact", "fast"):
+        for name, found in sorted(body.items()):
+            if match := re.fullmatch(rf"{mode}_c1_lookahead_(\d+)", name):
+                yield (
+                    f"{mode}: decode, 1 stream, with look-ahead by {match[1]}",
+                    f"{found['tok_per_s']:.1f} tok/s",
+                )
 
 
 def _exact_speed(body: Facts) -> Rows:
-    exact = body["exact"]
-    yield "exact: decode, 1 / 2 / 4 streams, without look-ahead", _decode(exact, "decode")
-    yield from _prefills(exact, "exact")
+    yield from _decode(body["exact"], "decode", "exact")
+    yield from _prefills(body["exact"], "exact")
     if "stock_mcs" in body:
         stock, ours = body["stock_mcs"], body["exact_compare"]
         theirs = stock["decode_c1"]["tok_per_s"]
         yield (
-            f"one stream, {stock['layers']} of 45 layers: exact against stock exllamav3 with CPU experts",
+            f"{stock['layers']} of 45 layers, 1 stream: exact against stock exllamav3 with CPU experts",
             f"{ours['decode_c1']['tok_per_s']:.1f} against {theirs:.1f} tok/s",
         )
 
@@ -98,28 +125,28 @@ def _exact_bits(body: Facts) -> Rows:
 
 
 def _fast_speed(body: Facts) -> Rows:
-    if "exact_c1" in body:
-        ahead = body.get("lookahead_experts", 0)
-        yield (
-            f"exact: decode, 1 / 2 / 4 streams, looking ahead by {ahead} experts per layer",
-            _decode(body, "exact"),
-        )
-    yield "fast: decode, 1 / 2 / 4 streams", _decode(body, "fast")
-    yield from _prefills(body, "fast")
+    for name, run in body.get("runs", {body.get("isa", ""): body}).items():
+        isa = ISAS.get(name.partition("_")[0], "")
+        kernels = f"fast with {isa} kernels" if isa else "fast"
+        yield from _decode(run, "fast", kernels)
+        yield from _decode(run, "exact", f"exact, in the same run as {kernels}")
+        yield from _ahead(run)
+        yield from _prefills(run, "fast")
     if "peak_rss_gib" in body:
         yield "fast: RAM of the server at its peak", f"{body['peak_rss_gib']:.0f} GiB"
 
 
 def _fast_quality(body: Facts) -> Rows:
     found = body["fast"]
+    isa = ISAS.get(found["isa"], found["isa"])
     for name, words in (("default_half", "half of the misses"), ("all_cpu", "every expert")):
         kl, same = found[name]["kl_mean"], found[name]["top1_agree"]
         yield (
-            f"fast: decode with {words} on the CPU, against exact (tiny model, {found[name]['positions']} positions)",
+            f"fast with {isa} kernels against exact: tiny model, {found[name]['positions']} positions, {words} on the CPU",
             f"mean KL {kl:.1e}, same top token {same:.1%}",
         )
     same = "bit-identical" if found["prefill_bit_identical"] else "differs"
-    yield "fast: prefill against exact (tiny model)", same
+    yield f"fast with {isa} kernels against exact: prefill of the tiny model", same
 
 
 def _cpu_panel(body: Facts) -> Rows:
@@ -130,6 +157,16 @@ def _cpu_panel(body: Facts) -> Rows:
     )
 
 
+def _cpu_kernels(body: Facts) -> Rows:
+    for rate in body["rates"]:
+        isa, _, precision = rate["arm"].partition(" ")
+        if rate["threads"] == 1 and precision == "fast":
+            yield (
+                f"CPU kernels, {ISAS[isa]}, one core by its own time: expert weights at {body['expert']['bits']} bits",
+                f"{rate['gb_s_per_core_median']:.1f} GB/s",
+            )
+
+
 def _http_soak(body: Facts) -> Rows:
     for streams, words in ((1, "1 stream"), (8, "8 streams")):
         spent = body["overhead"].get(f"cpu_ms_per_event_{streams}_streams")
@@ -137,17 +174,17 @@ def _http_soak(body: Facts) -> Rows:
             yield f"HTTP: CPU time per streamed event, {words}", f"{spent:.3f} ms"
 
 
+def _supervise_soak(body: Facts) -> Rows:
+    yield "supervisor: injected faults judged wrongly", f"{len(body['wrong'])} of {body['faults']}"
+
+
 def _bench(body: Facts) -> Rows:
-    served = body.get("served") or {}
-    where = f"{served.get('model')} in {served.get('mode')} mode: "
-    yield where + "verdict of `glm53ctl bench`", str(body["verdict"]["name"])
-    if panel := body.get("panel"):
-        kl, same = panel["mean_kl_top20"], panel["top1_agreement"]
-        yield where + "reference panel", f"mean KL {kl:.1e}, same top token {same:.1%}"
-    decode = (body.get("sweep") or {}).get("decode") or {}
-    for name, found in decode.items():
+    served = body["served"]
+    where = f"{served['model']} in {served['mode']} mode"
+    yield f"{where}: verdict of `glm53ctl bench`", str(body["verdict"]["name"])
+    for name, found in ((body.get("sweep") or {}).get("decode") or {}).items():
         rate = found["aggregate"]["median"]
-        yield where + f"decode, {name.removeprefix('C')} streams", f"{rate:.1f} tok/s"
+        yield f"{where}: decode, streams: {name.removeprefix('C')}", f"{rate:.1f} tok/s"
 
 
 ROWS: dict[str, Callable[[Facts], Rows]] = {
@@ -155,62 +192,63 @@ ROWS: dict[str, Callable[[Facts], Rows]] = {
     "exact-speed": _exact_speed,
     "exact-bits": _exact_bits,
     "fast-quality": _fast_quality,
-    "bench": _bench,
     "cpu-panel": _cpu_panel,
+    "bench": _bench,
+    "cpu_kernels": _cpu_kernels,
     "http_soak": _http_soak,
+    "supervise-soak": _supervise_soak,
 }
 
 
-def newest(folder: Path = RESULTS) -> dict[str, Source]:
-    """The newest result of each kind; names begin with the date."""
+def newest(folder: Path = RESULTS) -> list[Source]:
+    """The newest result of each name, in the order of ROWS."""
     found: dict[str, Source] = {}
     for path in sorted(folder.glob("*.json")):
         source = Source(path, json.loads(path.read_text(encoding="utf-8")))
-        found[source.kind] = source
-    return found
+        if source.kind in ROWS:
+            found[source.name] = source
+    order = list(ROWS)
+    return sorted(found.values(), key=lambda source: (order.index(source.kind), source.name))
 
 
-def table(sources: dict[str, Source]) -> str:
+def table(sources: list[Source]) -> str:
     """The Markdown between the README's markers."""
-    shown = [(kind, sources[kind]) for kind in ROWS if kind in sources]
     lines = ["| measured | figure | source |", "|---|---|---|"]
-    for number, (kind, source) in enumerate(shown, start=1):
-        lines += [f"| {what} | {figure} | {number} |" for what, figure in ROWS[kind](source.body)]
-    lines.append("")
-    for number, (_, source) in enumerate(shown, start=1):
-        file = f"bench/results/{source.path.name}"
-        lines.append(
-            f"{number}. {source.date}, {source.machine}; `{source.command}`; [{source.path.name}]({file})"
-        )
-    return "\n".join(lines)
+    for number, source in enumerate(sources, start=1):
+        rows = ROWS[source.kind](source.body)
+        lines += [f"| {what} | {figure} | {number} |" for what, figure in rows]
+    notes = [f"{number}. {source.cite()}" for number, source in enumerate(sources, start=1)]
+    return "\n".join([*lines, "", *notes])
 
 
-def quality_table(sources: dict[str, Source]) -> str:
+def quality_table(sources: list[Source]) -> str:
     """Fast mode's deviation from exact, for docs/modes.md."""
-    source = sources["fast-quality"]
     lines = [
-        "| what the CPU computed | mean KL (nats) | 99th percentile | largest | same top token |",
-        "|---|---|---|---|---|",
+        "| CPU kernels | what the CPU computed | mean KL (nats) | 99th percentile | largest | same top token |",
+        "|---|---|---|---|---|---|",
     ]
-    found = source.body["fast"]
-    for name, words in (
-        ("control_off_off", "nothing (control)"),
-        ("default_half", "half of the misses"),
-        ("all_cpu", "every expert"),
-    ):
-        one = found[name]
-        kls = (f"{one[key]:.1e}" if one[key] else "0" for key in ("kl_mean", "kl_p99", "kl_max"))
-        lines.append(f"| {words} | {' | '.join(kls)} | {one['top1_agree']:.1%} |")
-    margins = [
-        m for name in ("default_half", "all_cpu") for m in found[name]["disagree_margins_nats"]
+    margins: list[float] = []
+    positions: set[int] = set()
+    cited = [source for source in sources if source.kind == "fast-quality"]
+    for source in cited:
+        found = source.body["fast"]
+        for name, words in (
+            ("control_off_off", "nothing (control)"),
+            ("default_half", "half of the misses"),
+            ("all_cpu", "every expert"),
+        ):
+            one = found[name]
+            margins += one["disagree_margins_nats"]
+            positions.add(one["positions"])
+            kls = " | ".join(
+                f"{one[k]:.1e}" if one[k] else "0" for k in ("kl_mean", "kl_p99", "kl_max")
+            )
+            isa = ISAS.get(found["isa"], found["isa"])
+            lines.append(f"| {isa} | {words} | {kls} | {one['top1_agree']:.1%} |")
+    lines += [
+        "",
+        f"Tiny checkpoint, {' or '.join(map(str, sorted(positions)))} positions, whole vocabulary. Where the top token",
+        f"differed, the two best were at most {max(margins, default=0.0):.3f} nats apart.",
+        "",
     ]
-    file = f"bench/results/{source.path.name}"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Where the top token differed, the two best were at most {max(margins, default=0.0):.3f} nats apart.",
-            f"{source.date}, {source.machine}; tiny checkpoint, {one['positions']} positions, whole vocabulary;",
-            f"`{source.command}`; [{source.path.name}](../{file}).",
-        ]
-    )
+    return "\n".join(lines + [f"* {source.cite('../')}" for source in cited])

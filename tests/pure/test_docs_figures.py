@@ -33,19 +33,29 @@ def write(folder: Path, date: str, kind: str, **body) -> None:
 def fast_speed(first: float) -> dict:
     body = {f"exact_c{n}": rate(first + n) for n in (1, 2, 4)}
     body |= {f"fast_c{n}": rate(first + 10 * n) for n in (1, 2, 4)}
-    return body | {
-        "lookahead_experts": 2,
-        "prefill_32768": rate(1790.1),
-        "fast_c1_share_0.4": rate(1),
-    }
+    body |= {"isa": "avx512", "prefill_32768": rate(1790.1), "fast_c1_share_0.4": rate(1)}
+    return body | {"exact_c1_lookahead_2": rate(first)}
 
 
 def test_rows_of_fast_speed(figures, tmp_path):
     write(tmp_path, "2030-01-02", "fast-speed", **fast_speed(20.0))
     table = figures.table(figures.newest(tmp_path))
-    assert "| fast: decode, 1 / 2 / 4 streams | 30.0 / 40.0 / 60.0 tok/s | 1 |" in table
-    assert "looking ahead by 2 experts per layer | 21.0 / 22.0 / 24.0 tok/s | 1 |" in table
+    assert (
+        "| fast with AVX-512 kernels: decode, 1 / 2 / 4 streams | 30.0 / 40.0 / 60.0 tok/s | 1 |"
+        in table
+    )
+    assert "kernels: decode, 1 / 2 / 4 streams | 21.0 / 22.0 / 24.0 tok/s | 1 |" in table
+    assert "| exact: decode, 1 stream, with look-ahead by 2 | 20.0 tok/s | 1 |" in table
     assert "| fast: prompt of 32,768 tokens | 1,790 tok/s | 1 |" in table
+
+
+def test_a_file_of_several_runs_says_which_and_gives_its_note(figures, tmp_path):
+    runs = {"avx2": {"fast_c1": rate(25.5)}, "avx512_more": {"fast_c2": rate(32.9)}}
+    write(tmp_path, "2030-01-02", "fast-speed", runs=runs, note="Ended early.")
+    table = figures.table(figures.newest(tmp_path))
+    assert "| fast with AVX2 kernels: decode, 1 stream | 25.5 tok/s | 1 |" in table
+    assert "| fast with AVX-512 kernels: decode, 2 streams | 32.9 tok/s | 1 |" in table
+    assert table.endswith("Ended early.")
 
 
 def test_the_newest_file_of_a_kind_counts_and_names_its_source(figures, tmp_path):
@@ -59,7 +69,9 @@ def test_the_newest_file_of_a_kind_counts_and_names_its_source(figures, tmp_path
     )
     assert "`python3 bench/gpu_fast-speed.py --vram-gib 24`" in source
     assert "/somewhere/else" not in table
-    assert source.endswith("[2030-01-02-fast-speed.json](bench/results/2030-01-02-fast-speed.json)")
+    assert source.endswith(
+        "[2030-01-02-fast-speed.json](bench/results/2030-01-02-fast-speed.json)."
+    )
 
 
 def test_bit_identity_is_counted_not_claimed(figures, tmp_path):
