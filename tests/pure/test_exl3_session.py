@@ -379,11 +379,7 @@ def test_the_cache_stays_in_prefill_while_a_prompt_is_ingested(
     assert not tiers.hold_prefill
     generator().pending = 1
     play(session)
-    assert tiers.hold_prefill, "a waiting job that may start next is a prompt to come"
-    for name in "abc":
-        started(session, request(name))
-    play(session)
-    assert not tiers.hold_prefill, "the batch is full: nothing can start"
+    assert not tiers.hold_prefill, "a job may wait long for cache pages; the cache is not kept small"
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 599])

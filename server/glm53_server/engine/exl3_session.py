@@ -163,9 +163,9 @@ class Session:
     def iterate(self) -> list[tuple[str, Event]]:
         """One round of prefill chunks and one decode step. Raises what exllamav3 raises."""
         if self.tiers is not None:
-            jobs = self._generator.active_jobs
-            self.tiers.hold_prefill = any(not job.is_prefill_done() for job in jobs) or bool(
-                self._generator.num_pending_jobs() and len(jobs) < self._max_batch
+            # Jobs that wait for cache pages may wait long: they do not keep the cache small.
+            self.tiers.hold_prefill = any(
+                not job.is_prefill_done() for job in self._generator.active_jobs
             )
         results = self._generator.iterate()
         self._refresh_stats()
