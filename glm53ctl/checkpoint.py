@@ -26,6 +26,10 @@ DTYPE_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
 }
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_NOT_THE_FORMAT = (  # what reading arbitrary JSON as a header can raise
+    *(ValueError, TypeError, KeyError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 _LAYER = re.compile(r"model\.language_model\.layers\.(\d+)\.")
 _EXPERT_TRELLIS = re.compile(
     r"model\.language_model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.trellis"
@@ -181,7 +185,7 @@ def read_header(file: Path) -> list[TensorEntry]:
         header.pop("__metadata__", None)
         data_start = 8 + header_bytes
         entries = [_entry(file, name, info, data_start) for name, info in header.items()]
-    except (ValueError, TypeError, KeyError, AttributeError) as err:
+    except _NOT_THE_FORMAT as err:
         raise BadModel(f"{file}: not a safetensors header: {err}", hint=_DOWNLOAD_AGAIN) from err
     entries.sort(key=lambda entry: entry.offset)
     _check_layout(file, entries, data_start, size_bytes)
@@ -228,7 +232,7 @@ def _read_json(file: Path, *, hint: str) -> dict[str, Any]:
         raise BadModel(f"{file} is missing", hint=hint) from None
     except OSError as err:
         raise BadModel(f"cannot read {file}: {err.strerror}") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise BadModel(f"{file} is not JSON: {err}", hint=hint) from err
     if not isinstance(found, dict):
         raise BadModel(f"{file} is not a JSON object", hint=hint)

@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glm53ctl.checkpoint import FLASH, facts, open_checkpoint, read_header
 from glm53ctl.errors import BadModel
@@ -95,6 +98,8 @@ def test_missing_and_broken_files_are_named(model_dir: Path, name: str) -> None:
     assert error.hint
     (model_dir / name).write_text("{")
     assert f"{name} is not JSON" in refused(model_dir).message
+    (model_dir / name).write_text("[" * 100_000)
+    assert f"{name} is not JSON" in refused(model_dir).message
     (model_dir / name).write_bytes(b"\xff")
     assert f"{name} is not JSON" in refused(model_dir).message
     (model_dir / name).write_text("[]")
@@ -157,6 +162,10 @@ def test_git_lfs_pointer(model_dir: Path) -> None:
     [
         b"\xff\xfe garbage",
         b"[]",
+        b"[" * 100_000,
+        b'{"t": {"dtype": "F16", "shape": [Infinity], "data_offsets": [0, 4]}}',
+        b'{"t": {"dtype": "F16", "shape": [2], "data_offsets": [0, 1e400]}}',
+        b'{"t": {"dtype": "F16", "shape": [NaN], "data_offsets": [0, 4]}}',
         {"t": []},
         {"t": {"dtype": "F16", "shape": [2]}},
         {"t": tensor(0, 4, [2], "Q9")},
@@ -175,6 +184,29 @@ def test_damaged_header(tmp_path: Path, header: object) -> None:
     with pytest.raises(BadModel, match=r"damaged\.safetensors") as caught:
         read_header(file)
     assert caught.value.hint
+
+
+_HEADER = safetensors({"a": tensor(0, 4, [2]), "b": tensor(4, 8, [1], "F32")}, bytes(8))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(_HEADER) - 1), st.integers(0, 255)), min_size=1, max_size=6
+    ),
+    st.integers(0, len(_HEADER)),
+)
+def test_no_mutation_of_a_file_raises_anything_but_bad_model(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut: int
+) -> None:
+    raw = bytearray(_HEADER)
+    for position, value in changes:
+        raw[position] = value
+    file = tmp_path_factory.getbasetemp() / "mutated.safetensors"
+    for content in (raw, raw[:cut]):
+        file.write_bytes(content)
+        with suppress(BadModel):
+            entries = read_header(file)
+            assert sum(entry.nbytes for entry in entries) < len(content)
 
 
 def test_header_longer_than_the_file(tmp_path: Path) -> None:
