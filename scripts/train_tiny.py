@@ -50,7 +50,12 @@ def main() -> int:
     print(f"tokenizer of {shape.vocab} ids: {time.monotonic() - started:.0f} s", flush=True)
     report = train(args, shape, path)
     write_side_files(args.out, shape)
-    write_calibration(args.out / "calibration.safetensors", path, shape, args.calibration_rows)
+    write_calibration(
+        args.out.with_name(f"{args.out.name}-calibration.safetensors"),
+        path,
+        shape,
+        args.calibration_rows,
+    )
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
     return 0
@@ -59,31 +64,28 @@ def main() -> int:
 def train(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
     """Train and save the weights; the figures of the run."""
     import torch
-    from tiny.greedy import accuracy, cases
+    from tiny.greedy import cases
     from tiny.routing import Router
-    from tiny.training import Limits, Recipe, Trainer, close, rounded
+    from tiny.training import Limits, Recipe, Trainer, close
 
     tokenizer = Tokenizer(path)
     model = build(shape, args.seed).to(args.device)
     router = Router(model)
     router.skew(args.spread, args.seed)
+    limits = Limits(args.seconds, args.steps)
     recipe = Recipe(
-        Limits(args.seconds, args.steps),
-        args.rate,
-        args.repeat_weight,
-        args.check_every_s,
-        args.compile,
+        limits, args.rate, args.repeat_weight, args.check_every_s, args.budget, args.compile
     )
     trainer = Trainer(model, router, recipe)
     pad = eos_ids(shape)[0]
-    batches = Source(path, args.seed, pad, args.tokens).batches(args.processes)
+    batches = Source(path, args.seed, pad, args.tokens, args.block).batches(args.processes)
     asked = cases(tokenizer, args.seed, args.checks, MAX_WIDTH)
     started = time.monotonic()
     trainer.run(batches, tokenizer, asked[: args.checks // 4])
     trained_s = time.monotonic() - started
     routing = trainer.routing(batches, pad)
     close(batches)
-    shares = rounded(accuracy(model, tokenizer, asked)) if asked else {}
+    shares = trainer.accuracy(tokenizer, asked)
     save(model, args.out)
     for number, layer in enumerate(routing, 1):
         print(f"MoE layer {number}: {layer.effective:.1f} effective experts, top quarter "
@@ -122,7 +124,10 @@ def save(model: Any, folder: Path) -> None:
 
 
 def write_calibration(out: Path, tokenizer: Path, shape: Shape, rows: int) -> None:
-    """Conversations as rows of ids for the converter: quantisation error is weighed by what is served."""
+    """Conversations as rows of ids for the converter: quantisation error is weighed by what is served.
+
+    Beside the checkpoint, not in it: exllamav3 reads every safetensors file of a folder.
+    """
     import torch
     from safetensors.torch import save_file
     from tiny.rendering import encode
@@ -160,9 +165,10 @@ def _arguments() -> argparse.Namespace:
         "--smoke", action="store_true", help="a few steps of a very small model, CPU"
     )
     args = parser.parse_args()
+    args.block, args.budget = 2000, 160
     if args.smoke:
         args.device, args.processes, args.steps, args.checks = "cpu", 0, args.steps or 3, 4
-        args.tokens, args.calibration_rows = 1024, 8
+        args.tokens, args.calibration_rows, args.block, args.budget = 1024, 8, 100, 4
     return args
 
 

@@ -18,7 +18,6 @@ from .samples import Split
 
 MAX_WIDTH = 768  # longer conversations are left out; the longest seen are around 700 tokens
 _STEP = 32  # widths are multiples of this
-_BLOCK = 2000  # samples that one process makes at a time
 _AHEAD = 3  # blocks per process that are under way
 
 Row = tuple[list[int], list[bool]]
@@ -40,6 +39,7 @@ class Source:
     seed: int
     pad: int
     tokens: int  # of a batch, padding included
+    block: int = 2000  # samples that one process makes at a time
 
     def batches(self, processes: int) -> Iterator[Batch]:
         """Endless. With 0 processes everything is made here, and in the same order."""
@@ -58,7 +58,7 @@ class Source:
     def _blocks(self, processes: int) -> Iterator[list[Row]]:
         if not processes:
             tokenizer = Tokenizer(self.tokenizer)
-            yield from (_rows(tokenizer, self.seed, number) for number in count())
+            yield from (_rows(tokenizer, self.seed, self._numbers(n)) for n in count())
             return
         # Processes are started afresh: a fork of one that uses CUDA is not safe.
         with ProcessPoolExecutor(
@@ -66,12 +66,15 @@ class Source:
         ) as pool:  # fmt: skip
             pending: list[Future[list[Row]]] = []
             try:
-                for number in count():
-                    pending.append(pool.submit(_block, self.seed, number))
+                for n in count():
+                    pending.append(pool.submit(_block, self.seed, self._numbers(n)))
                     if len(pending) >= processes * _AHEAD:
                         yield pending.pop(0).result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _numbers(self, block: int) -> range:
+        return range(block * self.block, (block + 1) * self.block)
 
 
 _here: dict[str, Tokenizer] = {}  # of a worker process
@@ -81,13 +84,12 @@ def _start(tokenizer: Path) -> None:
     _here["tokenizer"] = Tokenizer(tokenizer)
 
 
-def _block(seed: int, number: int) -> list[Row]:
-    return _rows(_here["tokenizer"], seed, number)
+def _block(seed: int, numbers: range) -> list[Row]:
+    return _rows(_here["tokenizer"], seed, numbers)
 
 
-def _rows(tokenizer: Tokenizer, seed: int, number: int) -> list[Row]:
-    first = number * _BLOCK
-    made = (encode(sample(seed, Split.TRAIN, i), tokenizer) for i in range(first, first + _BLOCK))
+def _rows(tokenizer: Tokenizer, seed: int, numbers: range) -> list[Row]:
+    made = (encode(sample(seed, Split.TRAIN, i), tokenizer) for i in numbers)
     return [row for row in made if len(row[0]) <= MAX_WIDTH]
 
 

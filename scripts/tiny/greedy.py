@@ -18,7 +18,6 @@ from .reading import read
 from .rendering import prompt
 from .samples import Sample, Split
 
-MAX_NEW = 160
 _ROWS = 64
 _STEP = 32
 
@@ -41,18 +40,22 @@ def _cases(tokenizer: Tokenizer, seed: int, longest: int) -> Iterator[Case]:
     for sample in samples(seed, Split.HELD_OUT):
         for turn in sample.live_turns():
             ids = tuple(tokenizer.encode(prompt(sample, turn)))
-            if len(ids) + MAX_NEW <= longest:
+            if len(ids) <= longest:
                 yield Case(sample, turn, ids)
 
 
 @torch.no_grad()
-def accuracy(model: Any, tokenizer: Tokenizer, asked: Sequence[Case]) -> dict[str, float]:
-    """Share of right answers by task, and under `all`."""
+def accuracy(
+    model: Any, tokenizer: Tokenizer, asked: Sequence[Case], budget: int
+) -> dict[str, float]:
+    """Share of right answers by task, and under `all`; none is longer than `budget` ids."""
     verdicts: dict[str, list[bool]] = defaultdict(list)
     by_length = sorted(asked, key=lambda case: len(case.ids))
     for first in range(0, len(by_length), _ROWS):
         group = by_length[first : first + _ROWS]
-        for case, (ids, ended) in zip(group, generate(model, tokenizer, group), strict=True):
+        for case, (ids, ended) in zip(
+            group, generate(model, tokenizer, group, budget), strict=True
+        ):
             said = read(case.sample, ids, tokenizer, ended=ended)
             verdict = right(case.sample, case.turn, said)
             verdicts[case.sample.task].append(verdict)
@@ -61,13 +64,13 @@ def accuracy(model: Any, tokenizer: Tokenizer, asked: Sequence[Case]) -> dict[st
 
 
 def generate(
-    model: Any, tokenizer: Tokenizer, group: Sequence[Case]
+    model: Any, tokenizer: Tokenizer, group: Sequence[Case], budget: int
 ) -> list[tuple[list[int], bool]]:
     """The ids written after each prompt, without the one that ends the turn, and whether one did."""
     device = model.lm_head.weight.device
     rows = [list(case.ids) for case in group]
     open_rows = set(range(len(rows)))
-    for _ in range(MAX_NEW):
+    for _ in range(budget):
         width = -(-max(map(len, rows)) // _STEP) * _STEP
         padded = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         last = torch.tensor([len(row) - 1 for row in rows], device=device)

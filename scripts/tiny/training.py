@@ -45,6 +45,7 @@ class Recipe:
     peak_rate: float = 2e-3
     repeat_weight: float = 0.02
     check_every_s: float = 120.0
+    answer_ids: int = 160  # of a held-out answer; the longest wanted ones are around 120
     compiled: bool = False
 
 
@@ -77,7 +78,7 @@ class Trainer:
                 print(f"step {self.steps}  {now - start:.0f} s  loss {float(loss):.4f}  "
                       f"movement {float(movement):.4f}  {seen}", flush=True)  # fmt: skip
             if checks and now - checked > self._recipe.check_every_s:
-                print("held-out", rounded(accuracy(self.model, tokenizer, checks)), flush=True)
+                print("held-out", self.accuracy(tokenizer, checks), flush=True)
                 checked = time.monotonic()
 
     def step(self, batch: Batch, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,6 +108,11 @@ class Trainer:
             logits = self.model.lm_head(hidden[learned])
         return functional.cross_entropy(logits.float(), targets[learned])
 
+    def accuracy(self, tokenizer: Tokenizer, asked: Sequence[Case]) -> dict[str, float]:
+        """Share of right greedy answers by task."""
+        shares = accuracy(self.model, tokenizer, asked, self._recipe.answer_ids)
+        return {name: round(share, 3) for name, share in shares.items()}
+
     @torch.no_grad()
     def routing(self, batches: Iterator[Batch], pad: int, count: int = 8) -> list[LayerRouting]:
         """Popularity and repeats of each MoE layer over a few batches."""
@@ -134,10 +140,6 @@ def _optimiser(model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
         (decayed if matrix else free).append(parameter)
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=device.type == "cuda")
-
-
-def rounded(shares: dict[str, float]) -> dict[str, float]:
-    return {name: round(share, 3) for name, share in shares.items()}
 
 
 def close(batches: Iterator[Batch]) -> None:
