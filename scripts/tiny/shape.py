@@ -120,7 +120,9 @@ def saved(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def write_side_files(folder: Path, shape: Shape) -> None:
     """Complete config.json and write the small files beside it; tokenizer.json exists already."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kinds = ("linear_attention", "deepseek_sparse_attention")  # a checkpoint's names for them
     config["text_config"] |= {
+        "layer_types": [kinds[i % 4 == 3] for i in range(shape.layers)],
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
         "mhc": True,
