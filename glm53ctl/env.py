@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glm53ctl.plan import Mode
 
@@ -19,15 +19,14 @@ GIB = 1 << 30
 PREFIX = "GLM53_"
 
 
-def setting(default: object, key: str, env: str, feeds: str, text: str, *, unit: int = 1) -> Any:
+def setting(default: object, key: str, env: str, feeds: str, text: str, **number: int) -> Any:
     """One row: TOML key, environment name, the Plan field it feeds, one sentence.
 
-    `unit` multiplies a number as the user writes it (GiB, GB/s) into base units.
+    Of a number: `unit` multiplies it as the user writes it (GiB, GB/s) into base units; `least` and
+    `most` bound it as written.
     """
-    return field(
-        default=default,
-        metadata={"key": key, "env": env, "feeds": feeds, "text": text, "unit": unit},
-    )
+    words = {"key": key, "env": env, "feeds": feeds, "text": text}
+    return field(default=default, metadata={**words, "unit": 1, "least": 0, "most": None, **number})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +54,20 @@ class Settings:
     )
     context_tokens: int | None = setting(
         None, "model.context_tokens", "GLM53_CONTEXT_TOKENS", "model.context_tokens",
-        "longest prompt plus answer, in tokens",
+        "longest prompt plus answer, in tokens", least=256,
     )
     load_format: str = setting(
         "checkpoint", "model.load_format", "GLM53_LOAD_FORMAT", "model.load_format",
         "checkpoint, or dummy[:layers=N,experts=N] for speed tests without weights",
     )
-    engine: str | None = setting(
+    engine: Literal["stock", "scripted"] | None = setting(
         None, "engine", "GLM53_ENGINE", "engine", "stock: serve with unmodified exllamav3, for comparisons"
     )
     instance: str = setting(
         "default", "instance", "GLM53_INSTANCE", "-", "name of this server among several on one machine"
     )
     host: str = setting("127.0.0.1", "listen.host", "GLM53_HOST", "listen.host", "address to listen on")
-    port: int = setting(8080, "listen.port", "GLM53_PORT", "listen.port", "port to listen on")
+    port: int = setting(8080, "listen.port", "GLM53_PORT", "listen.port", "port to listen on", most=65535)
     api_key_file: Path | None = setting(
         None, "listen.api_key_file", "GLM53_API_KEY_FILE", "listen.api_key_file",
         "file (mode 0600) that holds the API key; needed when listening beyond loopback",
@@ -100,7 +99,7 @@ class Settings:
         "auto", "cpu.cpus", "GLM53_CT_CPUS", "cpu.cpus", "CPUs of the compute pool: auto, or a list like 0-7,16"
     )
     tier_threads: int | None = setting(
-        None, "cpu.threads", "GLM53_CT_THREADS", "cpu.threads", "threads of the compute pool"
+        None, "cpu.threads", "GLM53_CT_THREADS", "cpu.threads", "threads of the compute pool", least=1,
     )
     tier_bytes_per_s: int | None = setting(
         None, "cpu.tier_gb_per_s", "GLM53_CT_B", "cpu_tier.bandwidth_bytes_per_s",
@@ -123,14 +122,14 @@ class Settings:
         "experts copied one layer ahead in single-stream decode (0: none; no gain on an H200)",
     )
     max_batch: int = setting(
-        4, "limits.max_batch", "GLM53_MAX_BATCH", "limits.max_batch", "streams decoded together"
+        4, "limits.max_batch", "GLM53_MAX_BATCH", "limits.max_batch", "streams decoded together", least=1,
     )
     cache_tokens: int | None = setting(
         None, "limits.cache_tokens", "GLM53_CACHE_TOKENS", "limits.cache_tokens",
-        "attention cache shared by all streams, in tokens",
+        "attention cache shared by all streams, in tokens", least=256,
     )
     chunk_tokens: int = setting(
-        4096, "limits.chunk_tokens", "GLM53_CHUNK_TOKENS", "limits.chunk_tokens", "prefill chunk, in tokens"
+        4096, "limits.chunk_tokens", "GLM53_CHUNK_TOKENS", "limits.chunk_tokens", "prefill chunk, in tokens", least=1,
     )
     max_queued: int = setting(
         64, "limits.max_queued", "GLM53_MAX_QUEUED", "limits.max_queued", "requests waiting before 429"
@@ -191,6 +190,8 @@ class Row:
     feeds: str
     text: str
     unit: int
+    least: int
+    most: int | None
     default: object
 
     @property

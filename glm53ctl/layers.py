@@ -39,11 +39,22 @@ def _words(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-def _in_base_units(value: object, *, unit: int) -> object:
+def _text(value: object) -> object:
+    """Bytes of the command line that are no UTF-8 cannot be written into a plan."""
+    if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise PydanticCustomError("encoding", "must be UTF-8 text")
+    return value
+
+
+def _in_base_units(value: object, *, row: Row) -> object:
     if isinstance(value, int | float):
         if value < 0:
             raise PydanticCustomError("negative", "must not be negative")
-        return value if unit == 1 else int(value * unit)
+        if value < row.least:
+            raise PydanticCustomError("small", "must be at least {least}", {"least": row.least})
+        if row.most is not None and value > row.most:
+            raise PydanticCustomError("large", "must be at most {most}", {"most": row.most})
+        return value if row.unit == 1 else int(value * row.unit)
     return value
 
 
@@ -52,7 +63,9 @@ def _kind(row: Row, hint: Any) -> Any:
     if hint == tuple[str, ...]:
         return Annotated[hint, NoDecode, BeforeValidator(_words)]
     written = hint if row.unit == 1 else FiniteFloat
-    return Annotated[written, AfterValidator(partial(_in_base_units, unit=row.unit))]
+    return Annotated[
+        written, BeforeValidator(_text), AfterValidator(partial(_in_base_units, row=row))
+    ]
 
 
 def _fields() -> dict[str, Any]:
