@@ -26,10 +26,7 @@ DTYPE_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
 }
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_NOT_THE_FORMAT = (  # what reading arbitrary JSON as a header can raise
-    *(ValueError, TypeError, KeyError, AttributeError),
-    *(OverflowError, RecursionError),
-)
+_NO_HEADER = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _LAYER = re.compile(r"model\.language_model\.layers\.(\d+)\.")
 _EXPERT_TRELLIS = re.compile(
     r"model\.language_model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(?:gate|up|down)_proj\.trellis"
@@ -114,9 +111,14 @@ FLASH = ModelFacts(
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's config and safetensors headers. Raises BadModel naming the file at fault."""
-    if not path.is_dir():
-        what = "is not a directory" if path.exists() else "does not exist"
-        raise BadModel(f"{path} {what}", hint=_NOT_A_MODEL)
+    try:
+        missing = not path.is_dir() and (
+            "is not a directory" if path.exists() else "does not exist"
+        )
+    except OSError as err:  # above all: a folder above it may not be entered
+        raise BadModel(f"cannot read {path}: {err.strerror}", hint=_NOT_A_MODEL) from err
+    if missing:
+        raise BadModel(f"{path} {missing}", hint=_NOT_A_MODEL)
     config = _read_config(path / "config.json")
     _read_json(path / "tokenizer.json", hint=_DOWNLOAD_AGAIN)
     processor = _read_json(
@@ -185,7 +187,7 @@ def read_header(file: Path) -> list[TensorEntry]:
         header.pop("__metadata__", None)
         data_start = 8 + header_bytes
         entries = [_entry(file, name, info, data_start) for name, info in header.items()]
-    except _NOT_THE_FORMAT as err:
+    except _NO_HEADER as err:
         raise BadModel(f"{file}: not a safetensors header: {err}", hint=_DOWNLOAD_AGAIN) from err
     entries.sort(key=lambda entry: entry.offset)
     _check_layout(file, entries, data_start, size_bytes)

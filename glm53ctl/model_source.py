@@ -44,7 +44,7 @@ def find_model(settings: Settings, paths: Paths) -> Model:
             return Model(_inspect(folder, FLASH_NAME), path=str(folder))
         return Model(FLASH, path=str(folder), present=False)
     folder = Path(name).expanduser()
-    if not folder.exists() and "/" not in name:
+    if "/" not in name and not _exists(folder):
         raise ArtifactError(
             f"there is no model {name!r}",
             hint=f"use {FLASH_NAME}, {TINY_NAME}, or the directory of a checkpoint",
@@ -84,6 +84,13 @@ def dummy_facts(load_format: str) -> ModelFacts:
         expert_total_bytes=moe_layers * sizes["experts"] * expert_bytes,
         resident_bytes=int(_EMBEDDING_BYTES * width + layer_bytes * sizes["layers"]),
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # such as a name that no file can have
+        return False
 
 
 def _inspect(folder: Path, name: str) -> ModelFacts:

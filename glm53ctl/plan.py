@@ -176,7 +176,7 @@ def plan_from_json(text: str, *, source: str = "plan") -> Plan:
 
     try:
         found = json.loads(text).get("schema")
-    except (ValueError, AttributeError) as err:
+    except (ValueError, AttributeError, RecursionError) as err:
         raise UsageError(f"{source} is not a JSON object: {err}") from err
     if found != SCHEMA:
         raise UsageError(

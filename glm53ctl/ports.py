@@ -41,10 +41,9 @@ def check_address(listen: ListenPlan) -> None:
         return
     try:
         _try_bind(listen)
-    except socket.gaierror as err:
-        raise UsageError(
-            f"{listen.host!r} is not an address: {err.strerror}", error_id="NET-002"
-        ) from err
+    except (socket.gaierror, UnicodeError) as err:  # the second for a name that IDNA refuses
+        why = err.strerror if isinstance(err, OSError) else err
+        raise UsageError(f"{listen.host!r} is not an address: {why}", error_id="NET-002") from err
     except OSError as err:
         _explain(err, listen)
 

@@ -34,6 +34,10 @@ def test_a_missing_flash_has_known_sizes_and_a_place(paths):
 def test_names_and_directories_that_are_no_checkpoint(paths, tmp_path):
     with pytest.raises(ArtifactError, match="there is no model 'glm-6'"):
         find_model(Settings(model="glm-6"), paths)
+    with pytest.raises(ArtifactError, match="there is no model 'aaaa"):
+        find_model(Settings(model="a" * 5000), paths)
+    with pytest.raises(BadModel, match="cannot read /aaaa"):
+        find_model(Settings(model="/" + "a" * 5000), paths)
     with pytest.raises(BadModel, match=r"config\.json"):
         find_model(Settings(model=str(tmp_path)), paths)
 
