@@ -134,7 +134,7 @@ def wait_ready(instance: Instance, on_record: Callable[[Record], None]) -> Recor
 
 def start_error(instance: Instance, record: Record) -> Glm53Error:
     """The error of an instance that ended instead of serving."""
-    if record["last_failure"] is None:
+    if record["last_failure"] is None or record["exit_code"] == 0:
         return StartFailed(f"{instance.name!r} was stopped while it started")
     failure = Failure.from_dict(record["last_failure"])
     if failure.kind == "port taken":

@@ -77,10 +77,22 @@ def test_a_checkpoint_that_is_not_there_is_said_before_the_start():
 @pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (7, ArtifactError)])
 def test_failures_become_the_error_of_their_exit_code(running: Instance, exit_code: int, kind):
     failure = Failure("x", "what", exit_code=exit_code, error_id="ART-002", proof="seen")
-    error = starting.start_error(running, {"last_failure": failure.to_dict()})
+    record = {"last_failure": failure.to_dict(), "exit_code": exit_code}
+    error = starting.start_error(running, record)
     assert type(error) is kind
     assert (error.message, error.error_id) == ("what (proof: seen)", "ART-002")
 
 
 def test_a_stop_during_the_start_is_no_success(running: Instance):
-    assert isinstance(starting.start_error(running, {"last_failure": None}), StartFailed)
+    earlier = Failure("killed", "an earlier life's end", exit_code=8).to_dict()
+    for failure in (None, earlier):
+        error = starting.start_error(running, {"last_failure": failure, "exit_code": 0})
+        assert isinstance(error, StartFailed)
+        assert error.message == "'t' was stopped while it started"
+
+
+@pytest.mark.parametrize("host", ["..", "no such host", "a" * 70, "256.1.1.1.1"])
+def test_a_host_that_is_no_address_is_said_before_the_start(host: str, tmp_path: Path):
+    model = replace(PLAN.model, path=str(tmp_path))
+    with pytest.raises(UsageError, match="is not an address"):
+        starting.check_startable(replace(PLAN, model=model, listen=ListenPlan(host, 1)))
