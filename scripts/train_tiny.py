@@ -79,11 +79,11 @@ def train(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
     trainer = Trainer(model, router, recipe)
     pad = eos_ids(shape)[0]
     batches = Source(path, args.seed, pad, args.tokens, args.block).batches(args.processes)
-    asked = cases(tokenizer, args.seed, args.checks, MAX_WIDTH)
+    asked = cases(tokenizer, args.seed, args.checks, 96 if args.smoke else MAX_WIDTH)
     started = time.monotonic()
     trainer.run(batches, tokenizer, asked[: args.checks // 4])
     trained_s = time.monotonic() - started
-    routing = trainer.routing(batches, pad)
+    routing = trainer.routing(batches, pad, 1 if args.smoke else 8)
     close(batches)
     shares = trainer.accuracy(tokenizer, asked)
     save(model, args.out)

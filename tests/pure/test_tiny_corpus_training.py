@@ -1,0 +1,209 @@
+"""Training of the tiny model on a very small one: the training forms compute what transformers computes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers.models.glm5_next import modeling_glm5_next as glm5_next
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import convert_tiny  # noqa: E402
+import train_tiny  # noqa: E402
+from tiny import batches, card, fast, kda, routing, shape, training  # noqa: E402
+
+from glm53ctl.checkpoint import open_checkpoint  # noqa: E402
+
+STOCK = glm5_next.chunk_kimi_delta_attention
+
+
+@pytest.fixture(autouse=True)
+def stock():
+    """The training form of linear attention replaces transformers' for the whole process."""
+    glm5_next.chunk_kimi_delta_attention = STOCK
+    yield
+    glm5_next.chunk_kimi_delta_attention = STOCK
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "dense"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sys, "argv", ["train_tiny.py", "--smoke", "--steps", "2", "--out", str(folder)])
+    with patch.context():
+        assert train_tiny.main() == 0
+    patch.undo()
+    return folder
+
+
+def disturbed(seed: int):
+    """A model whose weights are far enough from their start that every path matters."""
+    model = train_tiny.build(shape.SMOKE, seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            wide = 2.0 if "dt_bias" in name or "A_log" in name else 0.05
+            parameter.add_(torch.randn_like(parameter) * wide)
+    return model
+
+
+def outcome(model, ids):
+    """Logits and gradients."""
+    model.zero_grad()
+    logits = model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state)
+    logits.square().mean().backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), gradients
+
+
+def test_the_training_forms_give_transformers_logits_and_gradients(stock):
+    model = disturbed(3)
+    ids = torch.randint(0, 900, (2, 43), generator=torch.Generator().manual_seed(1))
+    wanted, wanted_gradients = outcome(model, ids)
+    fast.prepare(model, compiled=False)
+    found, gradients = outcome(model, ids)
+    assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
+    assert gradients.keys() == wanted_gradients.keys()
+    for name, gradient in gradients.items():
+        error = (gradient - wanted_gradients[name]).abs().max()
+        assert error <= 2e-3 * wanted_gradients[name].abs().max() + 1e-9, name
+
+
+def test_the_delta_rule_survives_the_strongest_decay():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 50, 2, 8) for _ in range(3))
+    decay = torch.full((1, 50, 2, 8), -5.0)
+    decay[:, ::3] = -1e-4
+    beta = torch.rand(1, 50, 2)
+    state, outputs = torch.zeros(2, 8, 8), []
+    unit = [torch.nn.functional.normalize(x[0], dim=-1) for x in (query, key)]
+    for t in range(50):  # the rule as it is written down, one position after another
+        state = state * decay[0, t].exp()[..., None]
+        news = (value[0, t] - torch.einsum("hkv,hk->hv", state, unit[1][t])) * beta[0, t, :, None]
+        state = state + unit[1][t][..., None] * news[:, None]
+        wanted = torch.einsum("hkv,hk->hv", state, unit[0][t]) * 8**-0.5
+        outputs.append(wanted)
+    found, _ = kda.chunked_delta_rule(query, key, value, decay, beta, use_qk_l2norm_in_kernel=True)
+    assert torch.allclose(found[0], torch.stack(outputs), atol=1e-5)
+
+
+def test_a_dense_checkpoint_has_the_names_and_dtypes_that_the_converter_takes(trained):
+    config = json.loads((trained / "config.json").read_text())
+    assert config["text_config"]["layer_types"][2:] == [
+        "linear_attention",
+        "deepseek_sparse_attention",
+    ]
+    assert config["text_config"]["eos_token_id"] == [988, 995, 997]
+    assert config["image_token_id"] == 1022
+    with safe_open(trained / "model.safetensors", "pt") as file:
+        dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    for name, dtype in dtypes.items():
+        assert dtype == ("F32" if shape.kept_float32(name) else "BF16"), name
+        assert not name.startswith("model.visual.")
+    linear = {name.removesuffix(".weight") for name in dtypes}
+    for name in convert_tiny.widths(config["text_config"]):
+        parts = [name.replace("qkv_proj", f"{x}_proj") for x in "qkv"] if "qkv" in name else [name]
+        assert linear.issuperset(parts)
+    assert not list(trained.glob("*calibration*"))
+
+
+def test_the_report_and_the_calibration_rows_are_written(trained):
+    report = json.loads((trained / "training.json").read_text())
+    assert report["steps"] == 2
+    assert report["held_out"]["all"] >= 0
+    assert len(report["routing"]) == 3
+    with safe_open(trained.with_name("dense-calibration.safetensors"), "pt") as rows:
+        ids, lengths = rows.get_tensor("input_ids"), rows.get_tensor("lengths")
+    assert len(ids) == len(lengths) == 8
+    assert (ids[0, : lengths[0]] == 988).sum() == 0
+    assert (ids[0, lengths[0] :] == 988).all()
+
+
+def test_the_loss_falls_on_what_is_learned():
+    torch.manual_seed(0)
+    model = train_tiny.build(shape.SMOKE, 1)
+    router = routing.Router(model)
+    trainer = training.Trainer(model, router, training.Recipe(training.Limits(60)))
+    ids = torch.randint(0, 900, (4, 32)).tolist()
+    targets = [[-100] * 16 + row[17:] + [-100] for row in ids]
+    batch = batches.Batch(ids, targets)
+    losses = [float(trainer.step(batch, 3e-3)[0]) for _ in range(8)]
+    assert losses[-1] < losses[0] - 0.5
+    free = trainer.loss(torch.tensor(ids), torch.tensor(targets))
+    changed = [[*row[:31], 0] for row in ids]  # the last id is read by nothing that is learned
+    assert torch.equal(free, trainer.loss(torch.tensor(changed), torch.tensor(targets)))
+
+
+def test_other_processes_make_the_same_batches(trained):
+    source = batches.Source(trained / "tokenizer.json", 5, 988, 1024, 60)
+    here, there = source.batches(0), source.batches(1)
+    assert list(islice(here, 6)) == list(islice(there, 6))
+    training.close(there)
+    batch = next(here)
+    assert {len(row) for row in (*batch.ids, *batch.targets)} == {len(batch.ids[0])}
+    assert len(batch.ids[0]) % 32 == 0
+    for ids, targets in zip(batch.ids, batch.targets, strict=True):
+        assert all(
+            t in {-100, following} for t, following in zip(targets, [*ids[1:], -100], strict=True)
+        )
+        assert any(t != -100 for t in targets)
+
+
+def test_routing_figures_of_known_picks():
+    picks = torch.tensor([[[0, 1], [0, 1], [0, 2], [3, 3]]])
+    used = torch.tensor([[True, True, True, False]])
+    layer = routing.measure(picks, used, 4)
+    assert layer.repeat_rate == pytest.approx(0.75)
+    assert layer.top_quarter_share == pytest.approx(0.5)
+    assert layer.unused == 1
+    flat = routing.measure(torch.arange(4).view(1, 4, 1), torch.ones(1, 4, dtype=torch.bool), 4)
+    assert flat.effective == pytest.approx(4.0)
+    assert flat.repeat_rate == 0
+
+
+def test_the_biases_spread_with_depth():
+    model = train_tiny.build(shape.SMOKE, 1)
+    router = routing.Router(model)
+    router.skew(0.3, 1)
+    gates = [m for n, m in model.named_modules() if n.endswith("mlp.gate")]
+    spreads = [float(gate.e_score_correction_bias.std()) for gate in gates]
+    assert len(router) == 3
+    assert spreads[0] < spreads[-1]
+    assert all(abs(float(gate.e_score_correction_bias.mean())) < 1e-6 for gate in gates)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [training.rate(i / 100, 1.0) for i in range(101)]
+    assert max(rates) == pytest.approx(1.0, abs=0.01)
+    assert rates[0] < 0.1
+    assert rates[-1] == pytest.approx(0.02)
+    assert training.Limits(100.0, 10).done(5, 20.0) == 0.5
+    assert training.Limits(100.0).done(5, 250.0) == 1.0
+
+
+def test_the_widths_name_every_layer_that_is_quantised():
+    tiny = ROOT / "reference" / "tiny"
+    config = json.loads((tiny / "config.json").read_text())
+    stored = open_checkpoint(tiny).tensors
+    quantised = {name.removesuffix(".trellis") for name in stored if name.endswith(".trellis")}
+    bits = convert_tiny.widths(config["text_config"])
+    assert bits.keys() == quantised - {"lm_head"}
+    experts = {width for name, width in bits.items() if ".experts." in name}
+    assert experts == {3}
+    assert set(bits.values()) == {3, 4, 5}
+
+
+def test_the_card_says_where_a_checkpoint_comes_from(tmp_path, trained):
+    report = json.loads((trained / "training.json").read_text())
+    (tmp_path / "config.json").write_text("{}")
+    card.write_card(tmp_path, report, ["config.json"])
+    text = (tmp_path / "README.md").read_text()
+    assert "seed 1" in text
+    assert "MIT" in text
+    assert "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a" in text
