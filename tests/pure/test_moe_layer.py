@@ -180,3 +180,13 @@ def test_a_look_ahead_waits_before_and_guesses_after_single_stream_steps_only() 
     routed(tiers, 0, 2)
     tiers.on_combine(0, torch.zeros(2, HIDDEN))
     assert recorder.taken() == [("before_step",), ("decode_step", 0, 2 * PICKS)]
+
+
+@pytest.mark.parametrize(("cache_only", "asked"), [(False, True), (True, False)])
+def test_a_short_prompt_never_meets_the_cpu_lane(cache_only: bool, asked: bool) -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder, lane=True)
+    tiers.on_pass(5, cache_only=cache_only)
+    recorder.taken()
+    routed(tiers, 0, 5)
+    assert (("fill",) in recorder.taken()) is asked

@@ -47,13 +47,16 @@ class ExpertTiers:
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False
         self.verify_each_step = False
+        self._prefilling = False
         self._stage_rows = stage_rows
         self._route_override = route_override
         self.decode_steps = 0
         self.in_place_passes = 0
 
     def on_pass(self, rows: int, *, cache_only: bool) -> None:
-        """A forward pass begins, before its first MoE layer. cache_only: it skips the last MoE."""
+        """A forward pass begins, before its first MoE layer. cache_only: a prefill of the cache, which
+        skips the last MoE; however few its rows, the CPU lane stays out, so that its bits are stock's."""
+        self._prefilling = cache_only
         if self.lookahead is not None:
             self.lookahead.before_step()
         stager = self.stager
@@ -89,7 +92,8 @@ class ExpertTiers:
             step = self._steps[layer]
             step.picks = picks.data_ptr()
             step.num_picks = picks.numel()
-            if self.cpu_lane is not None:
+            step.mailbox = 0
+            if self.cpu_lane is not None and not self._prefilling:
                 self.cpu_lane.fill(step, x, weights)
             self.residency.decode_step(step)
             if self.lookahead is not None and picks.shape[0] == 1:
