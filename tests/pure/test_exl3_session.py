@@ -367,6 +367,21 @@ def test_a_hung_cpu_tier_fails_the_requests_and_is_left_out(session: Session, ti
     assert tiers.cpu_lane.enabled
 
 
+def test_a_prompt_is_scored_without_the_cpu_tier(session: Session, tiers: Any) -> None:
+    seen: list[bool] = []
+    exl3_model: Any = session.loaded.model
+
+    def forward(*_: Any) -> torch.Tensor:
+        seen.append(tiers.cpu_lane.enabled)
+        return torch.zeros(1, 3, VOCAB)
+
+    exl3_model.forward = forward
+    tiers.cpu_lane.enabled = True
+    session.score(request(prompt_ids=(1, 2, 3), prompt_logprobs_from=0))
+    assert seen == [False]
+    assert tiers.cpu_lane.enabled
+
+
 def test_the_cache_stays_in_prefill_while_a_prompt_is_ingested(
     session: Session, tiers: Any
 ) -> None:
@@ -379,7 +394,9 @@ def test_the_cache_stays_in_prefill_while_a_prompt_is_ingested(
     assert not tiers.hold_prefill
     generator().pending = 1
     play(session)
-    assert not tiers.hold_prefill, "a job may wait long for cache pages; the cache is not kept small"
+    assert not tiers.hold_prefill, (
+        "a job may wait long for cache pages; the cache is not kept small"
+    )
 
 
 @pytest.mark.parametrize("start", [0, 1, 5, 599])

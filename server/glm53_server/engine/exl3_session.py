@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,19 @@ class Session:
         lane.enabled = False
         return True
 
+    @contextmanager
+    def _without_cpu_lane(self) -> Iterator[None]:
+        """Scores of a prompt are stock's bits, also of a prompt that fits a decode step."""
+        lane = self.tiers.cpu_lane if self.tiers is not None else None
+        if lane is None:
+            yield
+            return
+        enabled, lane.enabled = lane.enabled, False
+        try:
+            yield
+        finally:
+            lane.enabled = enabled
+
     def _recover_lane(self) -> None:
         """Between requests, try a CPU tier again that was switched off."""
         lane = self.tiers.cpu_lane if self.tiers is not None else None
@@ -284,7 +298,8 @@ class Session:
         assert request.prompt_logprobs_from is not None
         start = request.prompt_logprobs_from
         ids = torch.tensor([request.prompt_ids], dtype=torch.long)
-        logits = self.loaded.model.forward(ids, {"attn_mode": "flash_attn_nc"})[0]
+        with self._without_cpu_lane():
+            logits = self.loaded.model.forward(ids, {"attn_mode": "flash_attn_nc"})[0]
         scores = [TokenScore(request.prompt_ids[0], None)] if start == 0 else []
         first = max(start, 1)
         for begin in range(first, len(request.prompt_ids), SCORE_ROWS):
