@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+_NO_FIGURE = re.compile(r"\b(None|nan|inf)\b")
 ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "scalar": "scalar"}
 Facts = dict[str, Any]
 Rows = Iterator[tuple[str, str]]
@@ -211,12 +212,22 @@ def newest(folder: Path = RESULTS) -> list[Source]:
     return sorted(found.values(), key=lambda source: (order.index(source.kind), source.name))
 
 
+def rows_of(source: Source) -> list[tuple[str, str]]:
+    """A file's rows. Raises ValueError for a file without any, and for a row without a figure."""
+    rows = list(ROWS[source.kind](source.body))
+    if not rows:
+        raise ValueError(f"{source.path.name} has no figure of its kind, {source.kind}")
+    for what, figure in rows:
+        if not what.strip() or _NO_FIGURE.search(figure) or not figure.strip(" ,/"):
+            raise ValueError(f"{source.path.name} has no figure for {what!r}: {figure!r}")
+    return rows
+
+
 def table(sources: list[Source]) -> str:
     """The Markdown between the README's markers."""
     lines = ["| measured | figure | source |", "|---|---|---|"]
     for number, source in enumerate(sources, start=1):
-        rows = ROWS[source.kind](source.body)
-        lines += [f"| {what} | {figure} | {number} |" for what, figure in rows]
+        lines += [f"| {what} | {figure} | {number} |" for what, figure in rows_of(source)]
     notes = [f"{number}. {source.cite()}" for number, source in enumerate(sources, start=1)]
     return "\n".join([*lines, "", *notes])
 

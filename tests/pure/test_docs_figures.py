@@ -83,3 +83,18 @@ def test_bit_identity_is_counted_not_claimed(figures, tmp_path):
 def test_a_file_of_another_kind_is_left_out(figures, tmp_path):
     write(tmp_path, "2030-01-02", "something-new", value=7)
     assert "something-new" not in figures.table(figures.newest(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "word"),
+    [
+        ("fast-speed", {"isa": "avx2"}, "no figure of its kind"),
+        ("bench", {"served": {"model": "m", "mode": "cpu"}, "verdict": {"name": ""}}, "''"),
+        ("bench", {"served": {"model": "m", "mode": "cpu"}, "verdict": {"name": None}}, "None"),
+        ("fast-speed", {"isa": "avx2", "fast_c1": rate(float("nan"))}, "nan tok/s"),
+    ],
+)
+def test_a_file_without_figures_is_refused(figures, tmp_path, kind, body, word):
+    write(tmp_path, "2030-01-02", kind, **body)
+    with pytest.raises(ValueError, match=word):
+        figures.table(figures.newest(tmp_path))
