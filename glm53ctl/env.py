@@ -107,7 +107,7 @@ class Settings:
     )
     tier_swizzled: bool = setting(
         True, "cpu.swizzled", "GLM53_CT_SWZ", "cpu_tier.swizzled",
-        "keep experts in the order the CPU streams best (0: the order of the file)",
+        "accepted for old configurations; experts are kept once, in the file's order",
     )
     frozen_split: bool = setting(
         False, "cpu.frozen_split", "GLM53_FROZEN_SPLIT", "cpu_tier.frozen_split",
