@@ -1,6 +1,6 @@
 """Train the tiny model on the corpus this project makes, and save a dense checkpoint for scripts/convert_tiny.py.
 
-    PYTHONPATH=.:server:scripts python scripts/train_tiny.py --out FOLDER [--seconds 660] [--compile]
+    PYTHONPATH=.:server:scripts python scripts/train_tiny.py --out FOLDER [--seconds 600] [--compile]
 
 On a CUDA device: bfloat16 with float32 weights. --smoke trains a much smaller model for a few steps on
 the CPU, to show that everything fits together. docs/tiny-model.md has the whole sequence.
@@ -147,7 +147,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the dense checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=660.0, help="training time (660)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="training time (600)")
     parser.add_argument("--steps", type=int, help="end after so many steps, if that is sooner")
     parser.add_argument("--tokens", type=int, default=32768, help="of a batch, padding included")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate (0.002)")
@@ -155,8 +155,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--repeat-weight", type=float, default=0.02, help="of the routers' movement"
     )
-    parser.add_argument("--check-every-s", type=float, default=120.0)
-    parser.add_argument("--checks", type=int, default=768, help="held-out turns at the end")
+    parser.add_argument("--check-every-s", type=float, default=150.0)
+    parser.add_argument("--checks", type=int, default=512, help="held-out turns at the end")
     parser.add_argument("--calibration-rows", type=int, default=512)
     parser.add_argument("--processes", type=int, default=12, help="that make samples (12)")
     parser.add_argument("--device", default="cuda")

@@ -18,7 +18,7 @@ from .reading import read
 from .rendering import prompt
 from .samples import Sample, Split
 
-_ROWS = 64
+_ROWS = 128
 _STEP = 32
 
 

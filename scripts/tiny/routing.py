@@ -19,6 +19,7 @@ class Router:
     def __init__(self, model: nn.Module) -> None:
         self.scores: list[Tensor] = []
         self.picks: list[Tensor] = []
+        self.watching = True
         self._gates = [m for n, m in model.named_modules() if n.endswith("mlp.gate")]
         for gate in self._gates:
             gate.register_forward_hook(self._seen)
@@ -44,8 +45,9 @@ class Router:
 
     def _seen(self, _gate: nn.Module, _inputs: Any, output: Any) -> None:
         logits, _, picks = output
-        self.scores.append(logits.sigmoid())
-        self.picks.append(picks)
+        if self.watching:
+            self.scores.append(logits.sigmoid())
+            self.picks.append(picks)
 
 
 @dataclass(frozen=True, slots=True)
