@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from tiny import __main__ as cli  # noqa: E402
 from tiny import corpus, judge, names, reading, rendering, tokens, world  # noqa: E402
 from tiny.samples import Split, split_of  # noqa: E402
 
@@ -246,3 +247,23 @@ def test_too_little_text_is_refused(tmp_path):
 def test_lists_are_read_aloud():
     assert names.and_list(["a"]) == "a"
     assert names.and_list(["a", "b", "c"]) == "a, b and c"
+
+
+def test_prompts_for_a_panel_are_of_every_kind(tokenizer):
+    found = cli.prompts(1, 28)
+    assert len(set(found)) == 28
+    assert found == cli.prompts(1, 28)
+    assert all(p.startswith("[gMASK]<sop>") and p.endswith("<|assistant|><think>") for p in found)
+    assert sum("<tools>" in prompt for prompt in found) >= 4
+    assert tokenizer.encode_raw(found[0])[:2] == [
+        tokenizer.id_of("[gMASK]"),
+        tokenizer.id_of("<sop>"),
+    ]
+
+
+def test_a_corpus_is_written_up_to_a_size(tmp_path, monkeypatch):
+    out = tmp_path / "corpus.txt"
+    monkeypatch.setattr(sys, "argv", ["tiny", "--megabytes", "0.05", "--out", str(out)])
+    assert cli.main() == 0
+    assert 50_000 <= out.stat().st_size < 60_000
+    assert out.read_text(encoding="utf-8").startswith("[gMASK]<sop><|system|>Reasoning Effort: ")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import convert_tiny  # noqa: E402
 import train_tiny  # noqa: E402
-from tiny import batches, card, fast, kda, routing, shape, training  # noqa: E402
+from tiny import batches, card, dense_kl, fast, kda, routing, shape, training  # noqa: E402
 
 from glm53ctl.checkpoint import open_checkpoint  # noqa: E402
 
@@ -207,3 +207,25 @@ def test_the_card_says_where_a_checkpoint_comes_from(tmp_path, trained):
     assert "seed 1" in text
     assert "MIT" in text
     assert "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a" in text
+
+
+def test_a_saved_checkpoint_loads_and_differs_from_its_own_panel_by_nothing(
+    trained, monkeypatch, capsys
+):
+    model = dense_kl.load(trained)
+    tokens = torch.arange(5, 45).tolist()
+    with torch.no_grad():
+        hidden = model.model(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+        top = model.lm_head(hidden).log_softmax(-1).topk(20)
+    item = {"tokens": tokens, "prompt_len": 10,
+            "top20_ids": top.indices[9:39].tolist(), "top20_lp": top.values[9:39].tolist()}  # fmt: skip
+    found = list(dense_kl.rows(model, [item]))
+    assert len(found) == 30
+    assert all(abs(kl) < 1e-6 and same for kl, same in found)
+    other = item | {"top20_lp": [row[::-1] for row in item["top20_lp"]]}
+    assert max(kl for kl, _ in dense_kl.rows(model, [other])) > 1e-3
+    panel = trained.with_name("panel.json")
+    panel.write_text(json.dumps([item]))
+    monkeypatch.setattr(sys, "argv", ["dense_kl", str(trained), str(panel)])
+    assert dense_kl.main() == 0
+    assert "30 positions: mean KL 0.0000" in capsys.readouterr().out
