@@ -14,7 +14,6 @@ from glm53ctl.errors import (
     Blocked,
     Conflict,
     Glm53Error,
-    NoFit,
     StartFailed,
     Unhealthy,
     UsageError,
@@ -52,7 +51,11 @@ def wishes(profile: Profile) -> dict[str, str]:
 
 
 def agree(instance: Instance, wished: dict[str, str], choose: Callable[[], Plan]) -> None:
-    """Raises Conflict, naming the differences, when the running instance is not the wished one."""
+    """Raises Conflict, naming the differences, when the running instance is not the wished one.
+
+    `choose` makes the plan for the machine without that instance; its NoFit is passed on, because
+    nothing should be stopped for a plan that cannot run.
+    """
     try:
         old: dict[str, str] = json.loads(instance.wishes_path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,14 +63,10 @@ def agree(instance: Instance, wished: dict[str, str], choose: Callable[[], Plan]
     if old == wished:
         return
     running = read_plan(instance.plan_path)
-    try:
-        plan = choose()
-    except NoFit:
-        found = differences(old, wished)
-    else:
-        if plan.fingerprint() == running.fingerprint():
-            return
-        found = plan_differences(running, plan)
+    plan = choose()
+    if plan.fingerprint() == running.fingerprint():
+        return
+    found = plan_differences(running, plan)
     raise Conflict(
         f"{instance.name!r} is running with a different plan ({', '.join(found)})",
         hint="glm53ctl up --replace with the same options stops it (open streams get 30 s) and "

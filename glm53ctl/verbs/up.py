@@ -99,7 +99,7 @@ def _bring_up(
     attach: bool,
     style: Style,
 ) -> int:
-    from glm53ctl import choose, client, render, starting
+    from glm53ctl import choose, client, render, starting, successor
     from glm53ctl.errors import Conflict
 
     situation = choose.survey(options)
@@ -109,11 +109,13 @@ def _bring_up(
     wished = starting.wishes(situation.profile)
     already = client.is_running(instance)
     if already:
+        later = successor.after_stop(situation, instance)
         try:
-            starting.agree(instance, wished, lambda: choose.decide(situation).chosen())
+            starting.agree(instance, wished, lambda: choose.decide(later).chosen())
         except Conflict:
             if not replace:
                 raise
+            models.plan_with_model(later, options, fetch)  # what fails now leaves the old one up
             client.stop(instance, None)
             situation, already = choose.survey(options), False
     if not already:

@@ -231,6 +231,15 @@ def test_T052_two_ups_at_once_start_one_server(shell: Shell):
     assert shell.record()["phase"] == "ready"
 
 
+def test_a_plan_that_cannot_run_is_refused_before_anything_is_stopped(shell: Shell):
+    shell.up()
+    before = shell.record()["child"]
+    for arguments in (("--mode", "exact"), ("--mode", "exact", "--replace")):
+        done = shell("up", "--model", "tiny", *arguments, "--gpu", "0")
+        assert (done.returncode, "error[FIT-001]" in done.stderr) == (4, True), done.stderr
+    assert shell.record()["child"] == before
+
+
 def test_two_instances_do_not_know_each_other(shell: Shell):
     assert shell.up().returncode == 0
     assert shell.up("--instance", "two", port=free_port()).returncode == 0

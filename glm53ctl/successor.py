@@ -1,0 +1,93 @@
+"""The machine as a plan would find it after a running server has left: its memory is free again.
+
+What cannot run even then must be refused before the running server is stopped.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from glm53ctl.hardware import Gpu, Hardware
+from glm53ctl.plan import Plan
+
+if TYPE_CHECKING:
+    from glm53ctl.choose import Situation
+    from glm53ctl.supervisor.state import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a running server would give back: bytes of RAM, and bytes of one card's VRAM."""
+
+    ram_bytes: int
+    vram_bytes: int = 0
+    gpu_uuid: str | None = None
+
+
+def after_stop(situation: Situation, instance: Instance) -> Situation:
+    """The situation once `instance` has ended; the same one when nothing of it runs."""
+    from glm53ctl.plan import read_plan
+    from glm53ctl.supervisor.state import read_record, session_members
+
+    child = (read_record(instance) or {}).get("child")
+    if not child:
+        return situation
+    pids = frozenset(session_members(child["pid"]))
+    found = held(situation.hardware, read_plan(instance.plan_path), pids, _resident_bytes(pids))
+    return replace(situation, hardware=given_back(situation.hardware, found))
+
+
+def held(hardware: Hardware, plan: Plan, pids: frozenset[int], ram_bytes: int) -> Held:
+    """What the processes hold; the plan's own budget of VRAM where the driver does not tell."""
+    if plan.gpu is None:
+        return Held(ram_bytes)
+    told = sum(
+        process.used_bytes or 0
+        for gpu in hardware.gpus
+        if gpu.uuid == plan.gpu.uuid
+        for process in gpu.processes
+        if process.pid in pids
+    )
+    planned = sum(
+        item.bytes for item in plan.budgets if item.pool == "vram" and item.name != "reserve"
+    )
+    return Held(ram_bytes, told or planned, plan.gpu.uuid)
+
+
+def given_back(hardware: Hardware, found: Held) -> Hardware:
+    """The hardware with that memory free, nowhere more than there is. Pure."""
+    ram = hardware.ram
+    limits = tuple(
+        replace(
+            limit,
+            headroom_bytes=max(
+                limit.headroom_bytes, min(limit.limit_bytes, limit.headroom_bytes + found.ram_bytes)
+            ),
+        )
+        for limit in ram.limits
+    )
+    available = min(ram.total_bytes, ram.available_bytes + found.ram_bytes)
+    gpus = tuple(
+        _freed(gpu, found.vram_bytes) if gpu.uuid == found.gpu_uuid else gpu
+        for gpu in hardware.gpus
+    )
+    return replace(hardware, ram=replace(ram, available_bytes=available, limits=limits), gpus=gpus)
+
+
+def _freed(gpu: Gpu, vram_bytes: int) -> Gpu:
+    if gpu.free_bytes is None:
+        return gpu
+    free = gpu.free_bytes + vram_bytes
+    return replace(gpu, free_bytes=free if gpu.total_bytes is None else min(free, gpu.total_bytes))
+
+
+def _resident_bytes(pids: frozenset[int]) -> int:
+    import psutil
+
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):
+            total += psutil.Process(pid).memory_info().rss
+    return total
