@@ -8,6 +8,7 @@ keeps the buffers it was given; memory behind plain addresses is the caller's to
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ class CpuKernels:
         args.precision = _PRECISION_IDS[precision]
         args.cpus = ctypes.addressof(pinned) if cpus else None
         self._library = load(CPU, library)
+        self._calling = threading.Lock()
         self._handle = ctypes.c_void_p()
         self._library.call("glm53_cpu_open", ctypes.byref(args), ctypes.byref(self._handle))
         self._closer = weakref.finalize(self, _close, self._library, self._handle)
@@ -166,8 +168,13 @@ class CpuKernels:
         self.build_id = self._library.build_id
 
     def close(self) -> None:
-        """Stop the workers and free the scratch memory. Calling it twice is fine."""
-        self._closer()
+        """Stop the workers and free the scratch memory, after the calls that run. Twice is fine."""
+        with self._calling:
+            self._closer()
+
+    def _call(self, name: str, args: ctypes.Structure) -> None:
+        with self._calling:  # close() must not free what another thread computes with
+            self._library.call(name, self.handle, ctypes.byref(args))
 
     def linear_dequant(self, linear: Linear, out: Buffer) -> None:
         """out float32 [out_features, in_features] = the weight of `linear` in torch Linear's layout."""
@@ -176,7 +183,7 @@ class CpuKernels:
         args = _sized(_abi.CpuLinearDequantArgs(out_bytes=4 * count))
         args.linear = ctypes.addressof(struct)
         args.out = address(out, "out", "float32", count, write=True)
-        self._library.call("glm53_cpu_linear_dequant", self.handle, ctypes.byref(args))
+        self._call("glm53_cpu_linear_dequant", args)
 
     def linear_forward(self, linear: Linear, x: Buffer, out: Buffer, *, rows: int) -> None:
         """out float32 [rows, out_features] = linear(x float32 [rows, in_features]), from the trellis."""
@@ -185,7 +192,7 @@ class CpuKernels:
         args.linear = ctypes.addressof(struct)
         args.x = address(x, "x", "float32", rows * linear.in_features)
         args.out = address(out, "out", "float32", rows * linear.out_features, write=True)
-        self._library.call("glm53_cpu_linear_forward", self.handle, ctypes.byref(args))
+        self._call("glm53_cpu_linear_forward", args)
 
     def expert_forward(
         self, table: ExpertTable, x: Buffer, out: Buffer, *, rows: int, picks: Picks
@@ -215,7 +222,7 @@ class CpuKernels:
         args.pick_expert = address(picks.expert, "picks.expert", "int32", picks.count)
         args.pick_row = address(picks.row, "picks.row", "int32", picks.count)
         args.pick_weight = address(picks.weight, "picks.weight", "float32", picks.count)
-        self._library.call("glm53_cpu_expert_forward", self.handle, ctypes.byref(args))
+        self._call("glm53_cpu_expert_forward", args)
 
     @property
     def library(self) -> Library:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import exl3_oracle as oracle
@@ -184,6 +186,27 @@ def test_closed_kernels_refuse(open_kernels, linear, weight):
     kernels.close()
     with pytest.raises(BadArgument, match="closed"):
         kernels.linear_dequant(linear, weight)
+
+
+def test_closing_waits_for_the_calls_of_other_threads(open_kernels):
+    linear = bound(oracle.random_linear(np.random.default_rng(0), 1024, 1024, 3))
+    x = np.zeros((16, 1024), np.float32)
+
+    def call_until_closed(kernels: CpuKernels) -> str:
+        out = np.zeros((16, 1024), np.float32)
+        try:
+            while True:
+                kernels.linear_forward(linear, x, out, rows=16)
+        except BadArgument as err:
+            return str(err)
+
+    with ThreadPoolExecutor(3) as callers:
+        for _ in range(20):
+            kernels = open_kernels(threads=2)
+            calls = [callers.submit(call_until_closed, kernels) for _ in range(3)]
+            time.sleep(0.005)
+            kernels.close()
+            assert {call.result(30) for call in calls} == {"these kernels are closed"}
 
 
 def test_a_struct_of_another_size_is_refused(library):
