@@ -90,6 +90,22 @@ def of_url(url: str, key_file: Path | None) -> Target:
     return Target(url.rstrip("/").removesuffix("/v1"), str(key_file) if key_file else None)
 
 
+def check_answers(target: Target, *, timeout_s: float = 5.0) -> None:
+    """Any HTTP answer will do. Raises NotRunning when nothing answers, UsageError for no URL."""
+    import httpx
+
+    try:
+        with httpx.Client(trust_env=False, verify=False, timeout=timeout_s) as http:
+            http.get(f"{target.url}/v1/models", headers=_headers(target))
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as err:
+        raise UsageError(f"--url {target.url}: give http://HOST:PORT") from err
+    except httpx.HTTPError as err:
+        raise NotRunning(
+            f"nothing answers at {target.url}: {err or type(err).__name__}",
+            hint="check the address; glm53ctl status shows the servers of this user",
+        ) from err
+
+
 def fetch(target: Target, path: str, *, timeout_s: float = 5.0) -> dict[str, Any] | None:
     """One JSON object from the server; None when it does not answer with one."""
     import httpx

@@ -104,7 +104,9 @@ def _target(instance: str | None, url: str | None, key_file: Path | None) -> Tar
     from glm53ctl.bench import target as targets
 
     if url is not None:
-        return targets.of_url(url, key_file)
+        target = targets.of_url(url, key_file)
+        targets.check_answers(target)
+        return target
     return targets.of_instance(operate.named_instance(instance))
 
 

@@ -58,6 +58,7 @@ def decode_kl(ctx: typer.Context) -> None:
     wanted, given = _take(list(ctx.args), "--instance")
     if not {"--help", "-h"} & set(given):
         instance = operate.named_instance(wanted)
+        _check_has_gpu()
         if client.is_running(instance):
             raise Conflict(
                 f"{instance.name!r} holds the GPU that this measurement loads the model on",
@@ -130,6 +131,21 @@ def _through(ctx: typer.Context, name: str, *, with_panel: bool = False) -> None
     code = scripts.run_through(name, given)
     if code:
         raise typer.Exit(code)
+
+
+def _check_has_gpu() -> None:
+    """Raises Blocked where no GPU could load the model."""
+    from glm53ctl.env import Environ
+    from glm53ctl.errors import Blocked
+    from glm53ctl.probes import machine
+    from glm53ctl.probes.system import this_system
+
+    hardware = machine.probe(this_system(Environ.current()))
+    if not hardware.gpus:
+        raise Blocked(
+            "this measurement compares the CPU tier with the GPU alone, and there is no usable GPU",
+            hint="glm53ctl doctor says what is wrong with the GPU; quality without one: glm53ctl bench",
+        )
 
 
 def _take(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

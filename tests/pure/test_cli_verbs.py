@@ -269,3 +269,10 @@ def test_any_setting_can_be_a_flag(glm53ctl, tmp_path):
     assert (code, "did you mean 'limits.max_batch'?" in err) == (2, True)
     code, _, err = glm53ctl("plan", "--set", "limits.max_batch")
     assert (code, "is not KEY=VALUE" in err) == (2, True)
+
+
+def test_a_url_where_nothing_answers_ends_the_bench_at_once(glm53ctl):
+    code, out, err = glm53ctl("bench", "--quick", "--url", "http://127.0.0.1:9")
+    assert code == 3
+    assert "RUN-003" in err
+    assert "verdict" not in out
