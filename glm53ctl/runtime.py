@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from glm53ctl.probes.system import System
 
 
+IMAGE = "glm53ctl:local"  # as docker/compose.yaml and the documents build it
+BUILD = f"docker build -f docker/Dockerfile -t {IMAGE} ."
+
+
 class Runtime(StrEnum):
     AUTO = "auto"
     NATIVE = "native"
@@ -59,7 +63,7 @@ def choose(asked: Runtime, *, native: str | None, container: str | None) -> Plac
     raise Blocked(
         f"the server cannot run {problems[asked]}",
         hint="install an engine: scripts/install.sh --extra cuda (or cpu)\n"
-        "or build the image: docker build -f docker/Dockerfile -t glm53ctl:local .",
+        f"or build the image: {BUILD}",
         error_id="RUN-004",
     )
 

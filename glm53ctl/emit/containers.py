@@ -72,7 +72,7 @@ def quadlet(made: Deployment) -> str:
         "[Unit]",
         f"Description=GLM-5.3-Flash server ({made.instance})",
         "After=network-online.target nvidia-persistenced.service",
-        f"RequiresMountsFor={made.model_dir}",
+        *([f"RequiresMountsFor={made.model_dir}"] if made.model_volume else []),
         "StartLimitIntervalSec=30min",
         "StartLimitBurst=5",
         "",

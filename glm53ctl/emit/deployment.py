@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from glm53ctl import __version__
 from glm53ctl.choose import Situation
 from glm53ctl.env import Row, rows
 from glm53ctl.fetch import FLASH_RELEASE
@@ -18,6 +17,7 @@ from glm53ctl.plan import Plan
 from glm53ctl.probes import docker
 from glm53ctl.probes.system import System
 from glm53ctl.profile import Profile, text_of
+from glm53ctl.runtime import IMAGE
 from glm53ctl.supervisor.lifecycle import Policy
 
 RESTART_HEALS_NOT = (
@@ -33,6 +33,8 @@ _SLOW_READ_BYTES_PER_S = 500_000_000
 _SLOW_FETCH_BYTES_PER_S = 10_000_000
 _COMPILE_S = 150  # kernels are tuned at the first start
 _SHORTEST_START_S = 600
+_SMALL_BYTES = 10**9  # such a checkpoint is served by the CPU at once: no tuning, no long read
+_SMALL_START_S = 180
 _PLACES = frozenset({"paths.root", "model.models_dir", "model.dir", "listen.api_key_file"})
 _OURS = frozenset({"instance", "listen.host", "listen.port", "gpu.select", "model.name"})
 _WSL_TOOLS = "/usr/lib/wsl/lib"
@@ -107,7 +109,7 @@ def deployment(
     return Deployment(
         instance=settings.instance,
         command=command,
-        image=image or f"glm53ctl:{__version__}",
+        image=image or IMAGE,
         host=plan.listen.host,
         port=plan.listen.port,
         model=settings.model if settings.model in {"tiny", FLASH_RELEASE.name} else "/models",
@@ -131,7 +133,10 @@ def start_seconds(situation: Situation) -> int:
     """How long a start may take until /health answers: twice the load, and the download if there is one."""
     facts = situation.model.facts
     rate = situation.hardware.measured.disk_read_bytes_per_s or _SLOW_READ_BYTES_PER_S
-    load_s = (facts.expert_total_bytes + facts.resident_bytes) / rate
+    size_bytes = facts.expert_total_bytes + facts.resident_bytes
+    if size_bytes < _SMALL_BYTES:
+        return max(_SMALL_START_S, int(Policy().start_stall_s))
+    load_s = size_bytes / rate
     if not situation.model.present:
         load_s += FLASH_RELEASE.total_bytes / _SLOW_FETCH_BYTES_PER_S / 2
     needed = max(_SHORTEST_START_S, 2 * load_s + _COMPILE_S, Policy().start_stall_s)

@@ -102,10 +102,13 @@ def _deployment(given: dict[str, Any], image: str | None) -> Deployment:
 def _spelled(format: Format, made: Deployment, *, user: bool) -> str:
     from glm53ctl import render
     from glm53ctl.emit import containers, systemd
+    from glm53ctl.runtime import BUILD, IMAGE
 
     if format is Format.SYSTEMD:
         return systemd.unit(made, user=user)
-    if "@sha256:" not in made.image:
+    if made.image == IMAGE:
+        render.say(f"{IMAGE} is built in a checkout: {BUILD}")
+    elif "@sha256:" not in made.image:
         render.say(f"pin the image by digest: docker image inspect -f '{{{{.Id}}}}' {made.image}")
     spell = {
         Format.COMPOSE: containers.compose,

@@ -19,6 +19,7 @@ from glm53ctl.emit import containers, gateway, systemd
 from glm53ctl.emit.deployment import Deployment, deployment, start_seconds
 from glm53ctl.env import Environ
 from glm53ctl.fetch import FLASH_RELEASE
+from glm53ctl.runtime import IMAGE as BUILT_IMAGE
 from glm53ctl.supervisor.lifecycle import Policy
 
 GOLDEN = Path(__file__).parent / "golden" / "emit"
@@ -279,3 +280,16 @@ def test_systemd_accepts_the_units(written, tmp_path, name):
     if any("Failed to initialize manager" in line for line in said):
         pytest.skip("systemd-analyze does not run in this sandbox")
     assert (found.returncode, said) == (0, [])
+
+
+def test_one_name_for_the_image_that_a_checkout_builds():
+    root = Path(__file__).parents[2]
+    for page in ("docker/compose.yaml", "docs/install.md"):
+        names = set(re.findall(r"\bglm53ctl:[\w.]+", (root / page).read_text()))
+        assert names == {BUILT_IMAGE}, page
+
+
+def test_tiny_starts_soon_and_needs_no_mount(tmp_path):
+    tiny = made(tmp_path, "laptop-no-gpu", model="tiny")
+    assert tiny.start_s < 600
+    assert "RequiresMountsFor" not in containers.quadlet(tiny)
