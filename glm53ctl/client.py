@@ -26,6 +26,7 @@ from glm53ctl.supervisor.state import (
     Identity,
     Instance,
     boot_id,
+    holder,
     is_locked,
     listen_socket,
     read_record,
@@ -252,15 +253,20 @@ def stop(instance: Instance, drain_s: float | None, *, force: bool = False) -> b
     Raises Unhealthy when the supervisor does not answer and `force` is not given.
     """
     try:
-        record = request(instance, {"verb": "status"})
+        supervisor = Identity.from_dict(request(instance, {"verb": "status"})["supervisor"])
         request(instance, {"verb": "stop", "drain_s": 0.0 if force else drain_s})
     except NotRunning:
-        return _clear_stale(instance) if instance.folder.is_dir() else False
+        supervisor, drain_s = holder(instance), None
+        if supervisor is None:
+            return _clear_stale(instance) if instance.folder.is_dir() else False
+        if force:
+            return _kill_supervisor(instance)
+        with suppress(ProcessLookupError):
+            os.kill(supervisor.pid, signal.SIGTERM)  # it drains as long as its policy says
     except Unhealthy:
         if not force:
             raise
         return _kill_supervisor(instance)
-    supervisor = Identity.from_dict(record["supervisor"])
     policy = Policy()
     limit_s = (policy.drain_s if drain_s is None else drain_s) + policy.grace_s + policy.kill_s + 5
     if supervisor is not None and not wait_gone(supervisor, limit_s):
@@ -272,9 +278,8 @@ def stop(instance: Instance, drain_s: float | None, *, force: bool = False) -> b
 
 
 def _kill_supervisor(instance: Instance) -> bool:
-    record = read_record(instance) or {}
-    supervisor = Identity.from_dict(record.get("supervisor"))
-    if supervisor is None or not supervisor.alive():
+    supervisor = holder(instance)
+    if supervisor is None:
         raise Conflict(
             f"the lock of {instance.name!r} is held by a process that left no record",
             hint=f"find it with: fuser {instance.lock_path}",

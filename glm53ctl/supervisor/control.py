@@ -68,7 +68,7 @@ def _parse(line: bytes) -> Record:
 
 
 def _send(writer: asyncio.StreamWriter, body: Record) -> None:
-    writer.write(json.dumps(body, ensure_ascii=False).encode() + b"\n")
+    writer.write(json.dumps(body, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 async def _answer(

@@ -31,7 +31,7 @@ def note(path: Path, text: str) -> None:
     with suppress(OSError):
         fd = open_append(path)
         try:
-            os.write(fd, f"{stamp} supervisor: {text}\n".encode())
+            os.write(fd, f"{stamp} supervisor: {text}\n".encode(errors="replace"))
         finally:
             os.close(fd)
 

@@ -21,6 +21,11 @@ from typing import Any, cast
 from glm53ctl.errors import UsageError
 
 SCHEMA = "glm53ctl.state/1"
+_ALWAYS = {  # what readers of a record rely on
+    *("instance", "mode", "engine", "model", "fingerprint", "url", "supervisor", "child"),
+    *("phase", "phase_s", "progress", "health", "health_words", "uptime_s", "exit_code"),
+    *("restarts", "crashes", "ever_ready", "retry_in_s", "last_failure"),
+}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.IGNORECASE)
 
 
@@ -88,7 +93,7 @@ class Identity:
     def from_dict(cls, body: Any) -> Identity | None:
         try:
             return cls(int(body["pid"]), int(body["start_ticks"]), str(body["boot_id"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,7 +169,7 @@ def write_atomic(path: Path, text: str) -> None:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
         Path(name).replace(path)
-    except OSError:
+    except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
@@ -172,17 +177,27 @@ def write_atomic(path: Path, text: str) -> None:
 def write_record(instance: Instance, record: dict[str, Any]) -> None:
     """Write state.json. Raises OSError (a full disk): the caller goes on without."""
     body = {"schema": SCHEMA, **record}
-    write_atomic(instance.state_path, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(instance.state_path, text.encode(errors="replace").decode())
 
 
 def read_record(instance: Instance) -> dict[str, Any] | None:
-    """The last record, or None when there is none this version can read."""
+    """The last record, whole; None when there is none this version can read."""
     try:
         found = json.loads(instance.state_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     body = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    return body if body.get("schema") == SCHEMA else None
+    return body if body.get("schema") == SCHEMA and body.keys() >= _ALWAYS else None
+
+
+def holder(instance: Instance) -> Identity | None:
+    """The recorded supervisor, when it lives and the lock is held: true even without its socket.
+
+    A socket can be lost: a logout empties the runtime directory, and cron has none.
+    """
+    found = Identity.from_dict((read_record(instance) or {}).get("supervisor"))
+    return found if found and is_locked(instance.lock_path) and found.alive() else None
 
 
 @contextmanager

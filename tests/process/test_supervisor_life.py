@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from stage import FAST, Stage, wait_until
 
 from glm53ctl import client
@@ -62,6 +63,17 @@ def test_T076b_terminated_supervisor_takes_its_child_along(stage: Stage):
     stage.up()
     pids = stage.pids()
     os.kill(pids[0], signal.SIGTERM)
+    stage.assert_nothing_left(*pids)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_instance_whose_socket_is_lost_is_still_stopped(stage: Stage, force: bool):
+    stage.up()
+    pids = stage.pids()
+    stage.instance.socket_path.unlink()
+    record, running = client.current(stage.instance)
+    assert (running, record["phase"]) == (False, "ready")
+    assert client.stop(stage.instance, None, force=force)
     stage.assert_nothing_left(*pids)
 
 

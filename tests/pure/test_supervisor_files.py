@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glm53ctl.errors import UsageError
+from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
 from glm53ctl.supervisor import logs
 from glm53ctl.supervisor.classify import Report
+from glm53ctl.supervisor.lifecycle import State
 from glm53ctl.supervisor.ready import LoadProgress, ReadyPipe, Serving, parse
+from glm53ctl.supervisor.record import plan_part, state_part
 from glm53ctl.supervisor.state import (
     Identity,
     Instance,
@@ -91,11 +94,36 @@ def test_a_control_socket_may_lie_deep(tmp_path: Path):
 def test_records_of_strangers_and_torn_files_read_as_none(tmp_path: Path):
     made = instance(tmp_path)
     assert read_record(made) is None
-    for text in ("", "{", "[]", '{"schema": "other/1"}'):
+    for text in ("", "{", "[]", "[" * 100_000, '{"schema": "other/1"}'):
         made.state_path.write_text(text)
         assert read_record(made) is None
-    write_record(made, {"phase": "ready"})
-    assert read_record(made)["phase"] == "ready"
+    whole = a_record()
+    write_record(made, whole)
+    assert read_record(made) == {"schema": "glm53ctl.state/1", **whole}
+    for name in whole:
+        write_record(made, {key: value for key, value in whole.items() if key != name})
+        assert read_record(made) is None, name
+
+
+def a_record() -> dict:
+    """What a supervisor writes before its first child."""
+    plan = Plan(Mode.CPU, EngineName.CPU, ModelPlan("/m", "m", 1), ListenPlan(), CpuPlan(1, ()))
+    others = ("instance", "url", "health", "health_words", "progress", "supervisor", "child")
+    return plan_part(plan) | state_part(State(), 0.0) | dict.fromkeys(others) | {"uptime_s": 0.0}
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), "x", None, [], {}])
+@pytest.mark.parametrize("name", ["pid", "start_ticks"])
+def test_an_identity_of_nonsense_is_nobody(name: str, bad: object):
+    assert Identity.from_dict({"pid": 1, "start_ticks": 1, "boot_id": "b", name: bad}) is None
+
+
+def test_text_that_is_no_utf8_does_not_stop_supervision(tmp_path: Path):
+    made = instance(tmp_path)
+    write_record(made, a_record() | {"health_words": "no such file: \udcff"})
+    assert read_record(made)["health_words"] == "no such file: ?"
+    logs.note(made.log_path, "\udcff")
+    assert made.log_path.read_text().endswith("supervisor: ?\n")
 
 
 def test_a_record_that_cannot_be_written_leaves_no_litter(tmp_path: Path):
