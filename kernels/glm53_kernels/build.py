@@ -94,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             if not wanted(target) or (options.sanitize and target.optional):
                 continue
+            sys.stderr.write(f"building {target.library}\n")
             library = build(target, sanitize=options.sanitize)
             sys.stderr.write(f"built {library}\n")
     except KernelBuildFailed as failed:
