@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_MOST = 1 << 16  # far above any kernel's limit; a typo must not fill the memory
+
 
 def parse_cpulist(text: str | None) -> tuple[int, ...]:
     """ "0-3,8" as (0, 1, 2, 3, 8); empty for an empty or unreadable list."""
     found: set[int] = set()
     for part in (text or "").strip().split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit():
-            found.update(range(int(first), int(last if last.isdigit() else first) + 1))
+        if first.isdecimal():
+            stop = int(last if last.isdecimal() else first) + 1
+            found.update(range(int(first), min(stop, int(first) + _MOST)))
     return tuple(sorted(found))
 
 

@@ -54,6 +54,8 @@ def _in_base_units(value: object, *, row: Row) -> object:
             raise PydanticCustomError("small", "must be at least {least}", {"least": row.least})
         if row.most is not None and value > row.most:
             raise PydanticCustomError("large", "must be at most {most}", {"most": row.most})
+        if value * row.unit == float("inf"):
+            raise PydanticCustomError("large", "is too large")
         return value if row.unit == 1 else int(value * row.unit)
     return value
 

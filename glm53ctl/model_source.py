@@ -59,7 +59,7 @@ def dummy_facts(load_format: str) -> ModelFacts:
              "moe": FLASH.moe_intermediate}  # fmt: skip
     for part in filter(None, arguments.split(",")):
         key, _, value = part.partition("=")
-        if key not in sizes or not value.isdigit() or int(value) < 1:
+        if key not in sizes or not value.isdecimal() or int(value) < 1:
             kind = ""
             break
         sizes[key] = int(value)

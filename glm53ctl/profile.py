@@ -127,7 +127,7 @@ def _from_file(path: Path, layer: str) -> _FileLayer:
         return ()
     except tomllib.TOMLDecodeError as err:
         raise UsageError(f"{path}: {err}", hint="the file is not valid TOML") from err
-    except (OSError, UnicodeDecodeError) as err:
+    except (OSError, UnicodeDecodeError, RecursionError) as err:
         raise UsageError(f"cannot read {path}: {err}") from err
 
     def where(key: str) -> str:

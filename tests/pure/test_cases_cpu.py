@@ -199,6 +199,13 @@ def test_offline_and_isolated_cpus_are_left_alone(tmp_path):
 )
 def test_cpu_lists_parse_and_print(text, cpus):
     assert parse_cpulist(text) == cpus
+
+
+@pytest.mark.parametrize(
+    "text", ["0-99999999999", "7,99999999999-999999999999999", "²", "²-³", "1-²"]
+)
+def test_a_cpu_list_of_nonsense_fills_no_memory(text: str):
+    assert len(parse_cpulist(text)) <= 1 + (1 << 16)
     if cpus and text:
         assert format_cpulist(cpus) == text.strip()
 

@@ -57,7 +57,9 @@ def test_fewer_layers_and_experts_need_less():
     assert consider(machine, small, load_format="dummy:layers=8,experts=64").plan is not None
 
 
-@pytest.mark.parametrize("text", ["dumy", "dummy:layers", "dummy:layers=0", "dummy:depth=3", ""])
+@pytest.mark.parametrize(
+    "text", ["dumy", "dummy:layers", "dummy:layers=0", "dummy:layers=²", "dummy:depth=3", ""]
+)
 def test_load_formats_that_do_not_exist_are_refused(text):
     with pytest.raises(UsageError, match="is not checkpoint or dummy"):
         dummy_facts(text)

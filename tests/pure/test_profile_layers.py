@@ -150,6 +150,9 @@ def test_D06_a_broken_file_is_an_error_with_its_place_and_never_defaults(home):
     user_file(home, "[listen\nport = 1\n")
     with pytest.raises(UsageError, match=r"config\.toml: .*line 1"):
         profile.load({}, environ=environ(home))
+    user_file(home, "x = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(UsageError, match=r"cannot read .*config\.toml"):
+        profile.load({}, environ=environ(home))
 
 
 def test_D06_nothing_is_created_by_reading_settings(home):
@@ -172,6 +175,8 @@ def test_D06_nothing_is_created_by_reading_settings(home):
         ("GLM53_MAX_BATCH", "0", "must be at least 1"),
         ("GLM53_CHUNK_TOKENS", "0", "must be at least 1"),
         ("GLM53_CT_THREADS", "0", "must be at least 1"),
+        ("GLM53_MAX_BODY_MB", "1e308", "is too large"),
+        ("GLM53_CT_B", "1e308", "is too large"),
         ("GLM53_SERVED_NAME", "m\udcff", "must be UTF-8 text"),
         ("GLM53_MODEL_DIR", "/m\udcff", "must be UTF-8 text"),
         ("GLM53_ENGINE", "stok", "GLM53_ENGINE: 'stok' is not a value for engine"),
