@@ -149,8 +149,8 @@ def gib(count: float) -> str:
 
 
 def gigabytes(count: float) -> str:
-    """Disk, network and rates: "125.3 GB"."""
-    return f"{count / 1e9:.1f} GB"
+    """Disk, network and rates: "125.3 GB", "57 MB"."""
+    return f"{count / 1e6:.0f} MB" if 0 < count < 1e8 else f"{count / 1e9:.1f} GB"
 
 
 def bar(share: float, width: int, *, unicode: bool) -> str:

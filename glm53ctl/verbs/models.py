@@ -92,6 +92,7 @@ def pull(
     if dry_run:
         text = f"{render.gigabytes(count)} of {render.gigabytes(job.release.total_bytes)} to fetch"
         render.emit(f"{job.folder}: {text} from {job.release.repo}@{job.release.revision[:12]}")
+        _say_room(job, count)
         return
     ensure(job, Fetching(yes, offline), adopt=True)
     if json_:
@@ -105,7 +106,7 @@ def pull(
 def verify(
     *,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="Another checkpoint's directory.")
+        str | None, typer.Argument(metavar="[DIR]", help="`tiny`, or a checkpoint's directory.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Sizes and headers only.")] = False,
     json_: options.JsonOption = False,
@@ -120,18 +121,19 @@ def verify(
     """
     from glm53ctl import render
     from glm53ctl.errors import ArtifactError
+    from glm53ctl.verbs import verify_parts
 
-    job = _job()
-    place = folder or job.folder
-    problems = _problems(place, quick=quick)
+    found = verify_parts.subject(folder, _job())
+    place = found.folder
+    problems = verify_parts.problems(found, quick=quick)
     if json_ and not problems:
         render.emit_json({"schema": "glm53ctl.verify/1", "ok": True, "path": str(place)})
     elif not problems:
-        render.emit(f"ok  {place}" + (" (sizes and headers)" if quick else " (every sha256)"))
+        render.emit(f"ok  {place} ({verify_parts.compared(found, quick=quick)})")
     else:
         raise ArtifactError(
             f"{place} is not whole:\n" + "\n".join(f"  {item}" for item in problems),
-            hint="glm53ctl models pull fetches these files again, and only these",
+            hint=found.hint,
             error_id="ART-004",
         )
 
@@ -235,6 +237,28 @@ def ensure(job: Job, fetching: Fetching, *, adopt: bool = False) -> None:
     fetch.ensure_model(job, offline=offline, agree=agree, note=say, adopt=adopt)
 
 
+def _say_room(job: Job, missing_bytes: int) -> None:
+    """Whether a download would fit on its disk."""
+    from glm53ctl import render
+    from glm53ctl.errors import ArtifactError
+    from glm53ctl.fetch.space import SPARE_BYTES, check_room
+
+    disk = job.disk(job.folder)
+    if disk is None or not missing_bytes:
+        return
+    total_bytes = job.release.total_bytes
+    try:
+        check_room(
+            job.folder, disk, missing_bytes=missing_bytes, total_bytes=total_bytes, missing_files=1
+        )
+    except ArtifactError as err:
+        render.emit(f"does not fit: {err.message}")
+        render.say(f"  hint  {err.hint}")
+        return
+    free, needed = render.gigabytes(disk.free_bytes), render.gigabytes(missing_bytes + SPARE_BYTES)
+    render.emit(f"fits: {free} free, {needed} needed")
+
+
 def job_for(settings: Settings, paths: Paths, environ: Environ) -> Job:
     """The download that these settings ask for."""
     from glm53ctl import fetch
@@ -270,46 +294,6 @@ def _stored() -> list[Any]:
     named = [("glm-5.3-flash" if place == flash else place.name, place) for place in places]
     tiny = replace(store.describe("tiny", tiny_checkpoint()), state="bundled")
     return [tiny, *(store.describe(name, place) for name, place in named)]
-
-
-def _problems(folder: Path, *, quick: bool) -> list[str]:
-    """What is wrong with a folder, as lines. Writes what it learned into the lock."""
-    from glm53ctl.checkpoint import open_checkpoint
-    from glm53ctl.errors import ArtifactError
-    from glm53ctl.fetch import verify as checks
-    from glm53ctl.fetch.lockfile import read_lock, write_lock
-    from glm53ctl.fetch.progress import DownloadView, Meter
-
-    lock = read_lock(folder)
-    if lock is None:
-        open_checkpoint(folder)
-        if quick:
-            return []
-        raise ArtifactError(
-            f"{folder} is a checkpoint, but has no lock to compare its bytes with",
-            hint="glm53ctl models pull makes one from the hub, and fetches only what is wrong",
-            error_id="ART-008",
-        )
-    if quick:
-        found = checks.quick_problems(folder, lock)
-    else:
-        meter = Meter(lock.total_bytes)
-        view = DownloadView("hash", meter)
-        on_bytes = _counter(meter.add, lambda: view.draw(""))
-        try:
-            lock, found = checks.full_problems(folder, lock, on_bytes)
-        finally:
-            view.close()
-        write_lock(folder, lock)
-    return [f"{item.path}: {item.what}" for item in found]
-
-
-def _counter(add: Callable[[int], None], draw: Callable[[], None]) -> Callable[[int], None]:
-    def on_bytes(count: int) -> None:
-        add(count)
-        draw()
-
-    return on_bytes
 
 
 def _users(paths: Paths, folder: Path) -> tuple[str, ...]:

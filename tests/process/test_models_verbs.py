@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -102,8 +103,9 @@ def here(shell: Shell, monkeypatch, capsys):
 def test_pull_list_path_verify_rm(here, shell, hub):
     code, out, _ = here("models", "path")
     assert (code, out) == (0, f"{shell.folder}\n")
-    code, out, _ = here("models", "pull", "--dry-run")
+    code, out, err = here("models", "pull", "--dry-run")
     assert "125.0 GB of 125.0 GB to fetch from turboderp/" in out
+    assert "GB free" in out + err
     code, out, err = here("models", "pull", "--yes")
     assert (code, out) == (0, f"complete  {shell.folder}\n")
     assert f"{len(TINY)}/{len(TINY)} verified" in err
@@ -117,8 +119,27 @@ def test_pull_list_path_verify_rm(here, shell, hub):
     assert here("models", "verify")[:2] == (0, f"ok  {shell.folder} (every sha256)\n")
     code, out, _ = here("models", "rm", "--yes")
     assert (code, shell.folder.exists()) == (0, False)
-    assert out.startswith(f"removed  {shell.folder} (0.0")
+    assert out.startswith(f"removed  {shell.folder} (")
+    assert out.endswith(" MB)\n")
     assert here("models", "rm", "--yes")[0] == 7
+
+
+def test_verify_knows_the_bundled_model_and_says_what_helps(here, tmp_path):
+    code, out, _ = here("models", "verify", "tiny")
+    assert (code, out) == (0, f"ok  {tiny_checkpoint()} (every tensor)\n")
+    code, _, err = here("models", "verify")
+    assert code == 7
+    assert "hint  glm53ctl models pull" in err
+    copy = shutil.copytree(tiny_checkpoint(), tmp_path / "copy")
+    with (copy / WEIGHTS).open("r+b") as stream:
+        stream.seek(-5, os.SEEK_END)
+        byte = stream.read(1)
+        stream.seek(-5, os.SEEK_END)
+        stream.write(bytes([byte[0] ^ 1]))
+    code, _, err = here("models", "verify", str(copy))
+    assert code == 7
+    assert f"({WEIGHTS}): wrong content" in err
+    assert "models pull" not in err
 
 
 def test_verify_finds_one_flipped_byte_and_pull_fetches_only_that_file(here, shell, hub):
