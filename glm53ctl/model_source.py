@@ -43,7 +43,7 @@ def find_model(settings: Settings, paths: Paths) -> Model:
         if not is_incomplete(folder):
             return Model(_inspect(folder, FLASH_NAME), path=str(folder))
         return Model(FLASH, path=str(folder), present=False)
-    folder = Path(name).expanduser()
+    folder = _expanded(name)
     if "/" not in name and not _exists(folder):
         raise ArtifactError(
             f"there is no model {name!r}",
@@ -59,7 +59,7 @@ def dummy_facts(load_format: str) -> ModelFacts:
              "moe": FLASH.moe_intermediate}  # fmt: skip
     for part in filter(None, arguments.split(",")):
         key, _, value = part.partition("=")
-        if key not in sizes or not value.isdecimal() or int(value) < 1:
+        if key not in sizes or not 0 < _number(value) < 1 << 31:
             kind = ""
             break
         sizes[key] = int(value)
@@ -84,6 +84,17 @@ def dummy_facts(load_format: str) -> ModelFacts:
         expert_total_bytes=moe_layers * sizes["experts"] * expert_bytes,
         resident_bytes=int(_EMBEDDING_BYTES * width + layer_bytes * sizes["layers"]),
     )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 20 else 0
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as err:
+        raise ArtifactError(f"there is no directory {name!r}: {err}") from err
 
 
 def _exists(path: Path) -> bool:

@@ -36,6 +36,8 @@ def test_names_and_directories_that_are_no_checkpoint(paths, tmp_path):
         find_model(Settings(model="glm-6"), paths)
     with pytest.raises(ArtifactError, match="there is no model 'aaaa"):
         find_model(Settings(model="a" * 5000), paths)
+    with pytest.raises(ArtifactError, match="there is no directory '~nobody-here/m'"):
+        find_model(Settings(model="~nobody-here/m"), paths)
     with pytest.raises(BadModel, match="cannot read /aaaa"):
         find_model(Settings(model="/" + "a" * 5000), paths)
     with pytest.raises(BadModel, match=r"config\.json"):
@@ -58,7 +60,17 @@ def test_fewer_layers_and_experts_need_less():
 
 
 @pytest.mark.parametrize(
-    "text", ["dumy", "dummy:layers", "dummy:layers=0", "dummy:layers=²", "dummy:depth=3", ""]
+    "text",
+    [
+        "dumy",
+        "dummy:layers",
+        "dummy:layers=0",
+        "dummy:layers=²",
+        "dummy:moe=" + "9" * 5000,
+        "dummy:layers=99999999999",
+        "dummy:depth=3",
+        "",
+    ],
 )
 def test_load_formats_that_do_not_exist_are_refused(text):
     with pytest.raises(UsageError, match="is not checkpoint or dummy"):
