@@ -27,7 +27,7 @@ def prepare(model: nn.Module, *, compiled: bool) -> None:
             case glm5_next.Glm5NextTextTopkRouter():
                 module.forward = _InFloat32(module.forward)
             case glm5_next.Glm5NextTextHyperConnection():
-                whole = torch.compile(module.forward, dynamic=True) if compiled else module.forward
+                whole = _Compiled(module.forward) if compiled else module.forward
                 module.forward = _InFloat32(whole)
             case glm5_next.Glm5NextTextAttention():
                 module.indexer.forward = _nothing_selected
@@ -43,6 +43,23 @@ class _InFloat32:
     def __call__(self, x: Tensor) -> Any:
         with torch.autocast(x.device.type, enabled=False):
             return self._forward(x)
+
+
+class _Compiled:
+    """All positions as one row: its length is the one dimension that changes from batch to batch.
+
+    Only where gradients are wanted: the questions between have many other lengths.
+    """
+
+    def __init__(self, forward: Any) -> None:
+        self._plain, self._forward = forward, torch.compile(forward)
+
+    def __call__(self, streams: Tensor) -> tuple[Tensor, ...]:
+        if not torch.is_grad_enabled():
+            return self._plain(streams)
+        row = streams.flatten(0, 1)[None]
+        torch._dynamo.mark_dynamic(row, 1)
+        return tuple(x[0].unflatten(0, streams.shape[:2]) for x in self._forward(row))
 
 
 class _EveryExpert:

@@ -75,6 +75,20 @@ def test_the_training_forms_give_transformers_logits_and_gradients(stock):
         assert error <= 2e-3 * wanted_gradients[name].abs().max() + 1e-9, name
 
 
+def test_stream_mixing_as_one_row_is_the_same(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward: forward)  # a compiler is not always there
+    module = glm5_next.Glm5NextTextHyperConnection(disturbed(1).config.text_config)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    streams = torch.randn(2, 7, 4, shape.SMOKE.hidden)
+    wanted = module(streams)
+    module.forward = fast._Compiled(module.forward)
+    for found, want in zip(module(streams), wanted, strict=True):
+        assert found.shape == want.shape
+        assert torch.allclose(found, want, atol=1e-5)
+
+
 def test_the_delta_rule_survives_the_strongest_decay():
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 50, 2, 8) for _ in range(3))
