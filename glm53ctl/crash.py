@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import traceback
@@ -12,9 +13,23 @@ from glm53ctl.errors import Glm53Error
 from glm53ctl.paths import user_paths
 from glm53ctl.redact import redact
 
+_OF_THE_MACHINE = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+}
+
 
 def bug(err: Exception) -> Glm53Error:
-    """The error to show for an unexpected exception; the traceback goes to state/crash/."""
+    """The error to show for an unexpected exception; the traceback goes to state/crash/.
+
+    A file or folder that the system refuses us is no bug: it is said with its name.
+    """
+    if isinstance(err, OSError) and err.errno in _OF_THE_MACHINE:
+        what = f"cannot use {err.filename}" if err.filename else "the system refuses"
+        return Glm53Error(
+            f"{what}: {err.strerror}",
+            hint="make it writable, or keep files elsewhere: `glm53ctl help files` shows where",
+        )
     environ = Environ.current()
     text = "".join(traceback.format_exception(err))
     secrets = tuple(
