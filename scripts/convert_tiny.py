@@ -21,7 +21,7 @@ from tiny.card import write_card
 
 PREFIX = "model.language_model.layers"
 HEAD_BITS = 6
-ROWS, COLUMNS = 512, 768
+ROWS, COLUMNS = 128, 768
 _LINEAR_ATTENTION = ("qkv_proj", "o_proj")
 _SPARSE_ATTENTION = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "indexer.wq_b")
 _MLP = ("gate_proj", "up_proj", "down_proj")

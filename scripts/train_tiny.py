@@ -123,22 +123,23 @@ def save(model: Any, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_calibration(out: Path, tokenizer: Path, shape: Shape, rows: int) -> None:
-    """Conversations as rows of ids for the converter: quantisation error is weighed by what is served.
+def write_calibration(out: Path, tokenizer: Path, rows: int) -> None:
+    """Conversations end to end as rows of ids for the converter: its errors are weighed by what is served.
 
-    Beside the checkpoint, not in it: exllamav3 reads every safetensors file of a folder.
+    Beside the checkpoint, not in it: exllamav3 reads every safetensors file of a folder. All rows are of
+    one width, so that its kernels are tuned once.
     """
     import torch
     from safetensors.torch import save_file
     from tiny.rendering import encode
 
     encoder = Tokenizer(tokenizer)
-    taken = [encode(s, encoder)[0][:MAX_WIDTH] for s in islice(samples(0, Split.TRAIN), rows)]
-    packed = torch.full((rows, MAX_WIDTH), eos_ids(shape)[0])
-    for row, ids in zip(packed, taken, strict=True):
-        row[: len(ids)] = torch.tensor(ids)
-    lengths = torch.tensor([len(ids) for ids in taken])
-    save_file({"input_ids": packed, "lengths": lengths}, out)
+    ids: list[int] = []
+    for sample in samples(0, Split.TRAIN):
+        ids += encode(sample, encoder)[0]
+        if len(ids) >= rows * MAX_WIDTH:
+            break
+    save_file({"input_ids": torch.tensor(ids[: rows * MAX_WIDTH]).view(rows, MAX_WIDTH)}, out)
 
 
 def _arguments() -> argparse.Namespace:
@@ -157,7 +158,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--check-every-s", type=float, default=150.0)
     parser.add_argument("--checks", type=int, default=512, help="held-out turns at the end")
-    parser.add_argument("--calibration-rows", type=int, default=512)
+    parser.add_argument("--calibration-rows", type=int, default=128)
     parser.add_argument("--processes", type=int, default=12, help="that make samples (12)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action="store_true", help="compile the stream mixing")

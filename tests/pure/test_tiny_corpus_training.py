@@ -133,10 +133,11 @@ def test_the_report_and_the_calibration_rows_are_written(trained):
     assert report["held_out"]["all"] >= 0
     assert len(report["routing"]) == 3
     with safe_open(trained.with_name("dense-calibration.safetensors"), "pt") as rows:
-        ids, lengths = rows.get_tensor("input_ids"), rows.get_tensor("lengths")
-    assert len(ids) == len(lengths) == 8
-    assert (ids[0, : lengths[0]] == 988).sum() == 0
-    assert (ids[0, lengths[0] :] == 988).all()
+        ids = rows.get_tensor("input_ids")
+    assert ids.shape == (8, batches.MAX_WIDTH)
+    assert ids[0, :2].tolist() == [990, 992]  # [gMASK]<sop>
+    assert (ids < 1024).all()
+    assert (ids != 988).all()
 
 
 def test_the_loss_falls_on_what_is_learned():
