@@ -28,6 +28,8 @@ PANELS = {
     "Deploy": ("emit",),
     "Help out": ("report", "version", "help"),
 }
+# What other tools call a verb of ours.
+_ELSEWHERE = {"stop": "down", "start": "up", "run": "up", "kill": "down", "ps": "status"}
 VERBS = tuple(name for names in PANELS.values() for name in names)
 # typer carries its own copy of click or uses the installed one; both are reached through typer.
 _ClickError = cast(
@@ -171,7 +173,8 @@ def _usage(err: Any) -> UsageError:
     close = None
     if message.startswith("No such command"):
         word = message.partition("'")[2].partition("'")[0]
-        close = nearest(word, set(context.command.commands) if context else set(VERBS))
+        close = _ELSEWHERE.get(word) if context and context.parent is None else None
+        close = close or nearest(word, set(context.command.commands) if context else set(VERBS))
     elif message.startswith("No such option"):
         params: list[Any] = context.command.params if context else []
         known = {str(name) for item in params for name in item.opts}

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -40,6 +40,7 @@ from glm53ctl.supervisor.state import (
 Record = dict[str, Any]
 _ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is very busy
 _LOCK_RETRY_S = 2.0
+_AT_ONCE_S = 1.5  # an idle server has ended by then
 
 
 def launch(
@@ -161,7 +162,7 @@ def request(instance: Instance, body: Record) -> Record:
             except TimeoutError as err:
                 raise Unhealthy(
                     f"the supervisor of {instance.name!r} does not answer",
-                    hint="glm53ctl down --force",
+                    hint=f"glm53ctl down{instance.option} --force",
                 ) from err
     if not line:
         raise _not_running(instance)
@@ -209,7 +210,7 @@ def _connected(instance: Instance) -> Generator[socket.socket]:
 
 
 def _not_running(instance: Instance) -> NotRunning:
-    return NotRunning(f"{instance.name!r} is not running", hint="glm53ctl up")
+    return NotRunning(f"{instance.name!r} is not running", hint=f"glm53ctl up{instance.option}")
 
 
 def current(instance: Instance) -> tuple[Record | None, bool]:
@@ -247,9 +248,16 @@ def _clear_stale(instance: Instance) -> bool:
         os.close(lock_fd)
 
 
-def stop(instance: Instance, drain_s: float | None, *, force: bool = False) -> bool:
+def stop(
+    instance: Instance,
+    drain_s: float | None,
+    *,
+    force: bool = False,
+    waiting: Callable[[float], None] | None = None,
+) -> bool:
     """Stop an instance and wait until nothing of it is left. False when it was not running.
 
+    `waiting` is told the seconds that open streams get, when the end does not come at once.
     Raises Unhealthy when the supervisor does not answer and `force` is not given.
     """
     try:
@@ -268,11 +276,14 @@ def stop(instance: Instance, drain_s: float | None, *, force: bool = False) -> b
             raise
         return _kill_supervisor(instance)
     policy = Policy()
-    limit_s = (policy.drain_s if drain_s is None else drain_s) + policy.grace_s + policy.kill_s + 5
+    drain_s = 0.0 if force else policy.drain_s if drain_s is None else drain_s
+    limit_s = drain_s + policy.grace_s + policy.kill_s + 5
+    if waiting and supervisor is not None and not wait_gone(supervisor, _AT_ONCE_S):
+        waiting(drain_s)
     if supervisor is not None and not wait_gone(supervisor, limit_s):
         raise Glm53Error(
             f"{instance.name!r} is still stopping after {limit_s:.0f} s",
-            hint="glm53ctl down --force",
+            hint=f"glm53ctl down{instance.option} --force",
         )
     return True
 

@@ -73,11 +73,11 @@ class Outcome:
         if self.plan is not None:
             return None
         lines = [f"  {item.mode:<6} {item.reason}" for item in self.rejections]
-        hint = (
-            None
-            if self.model_name == "tiny"
-            else "the bundled model runs here: glm53ctl up --model tiny"
-        )
+        tried_cpu = any(item.mode is Mode.CPU for item in self.rejections)
+        flags = "--model tiny" if tried_cpu else "--model tiny --mode cpu"
+        hint = f"the bundled model runs here: the same command with {flags}"
+        if self.model_name == "tiny":
+            hint = None
         return NoFit(
             "\n".join([f"{self.model_name} does not fit this machine:", *lines]), hint=hint
         )

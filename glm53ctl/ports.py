@@ -84,7 +84,7 @@ def taken(listen: ListenPlan) -> Conflict:
     what = str(owner) if owner else f"{listen.host}:{listen.port} is in use"
     return Conflict(
         what,
-        hint=f"stop it, or choose another port: glm53ctl up --port {listen.port + 1}",
+        hint=f"stop it, or take another port: `up` with your other options and --port {listen.port + 1}",
         error_id="NET-001",
     )
 

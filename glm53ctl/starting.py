@@ -69,7 +69,7 @@ def agree(instance: Instance, wished: dict[str, str], choose: Callable[[], Plan]
     found = plan_differences(running, plan)
     raise Conflict(
         f"{instance.name!r} is running with a different plan ({', '.join(found)})",
-        hint="glm53ctl up --replace with the same options stops it (open streams get 30 s) and "
+        hint="the same command with --replace stops it (open streams get 30 s) and "
         "starts the new plan\nglm53ctl up --instance NAME --port N runs a second server beside it",
     )
 

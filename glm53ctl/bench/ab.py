@@ -91,7 +91,7 @@ def _served(arm: Arm, load: Load, environ: Environ) -> Generator[str]:
                 f"arm {arm.letter} ({arm.words}) did not start: {lines[-1].strip()}",
                 hint="glm53ctl down: two servers may not fit beside each other",
             )
-        yield done.stdout.strip()
+        yield done.stdout.strip().removesuffix("/v1")
     finally:
         _cli(["down", "--force", *where], variables)
 

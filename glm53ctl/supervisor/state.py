@@ -47,6 +47,11 @@ class Instance:
         return cls(name, folder, runtime_dir / f"{name}.sock")
 
     @property
+    def option(self) -> str:
+        """What names this instance in a command line: " --instance foo", nothing for the default."""
+        return "" if self.name == "default" else f" --instance {self.name}"
+
+    @property
     def lock_path(self) -> Path:
         return self.folder / "lock"
 

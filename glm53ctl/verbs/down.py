@@ -29,7 +29,9 @@ def down(
     from glm53ctl import client, render
 
     found = operate.named_instance(instance)
-    stopped = client.stop(found, drain, force=force)
+    stopped = client.stop(
+        found, drain, force=force, waiting=lambda drain_s: operate.say_waiting(found, drain_s)
+    )
     if json_:
         body = {"ok": True, "instance": found.name, "was_running": stopped}
         render.emit_json({"schema": "glm53ctl.down/1", **body})

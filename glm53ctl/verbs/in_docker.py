@@ -34,7 +34,7 @@ def serves_in_docker(situation: Situation, plan: Plan, asked: Runtime, style: st
             body = {"ok": True, "already_up": not fresh, "url": plan.url, "container": made.name}
             render.emit_json({"schema": "glm53ctl.up/1", "runtime": "docker", **body})
         case "url":
-            render.emit(plan.url)
+            render.emit(f"{plan.url}/v1")
         case _:
             word = "ready" if fresh else "already up"
             render.emit(f"{word}  {plan.url}/v1   container {made.name}")

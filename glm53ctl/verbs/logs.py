@@ -34,7 +34,7 @@ def logs(
 
     found = named_instance(instance)
     if not found.log_path.parent.is_dir():
-        raise NotRunning(f"{found.name!r} was never started", hint="glm53ctl up")
+        raise NotRunning(f"{found.name!r} was never started", hint=f"glm53ctl up{found.option}")
     if not follow:
         for line in files.tail(found.log_path, lines):
             render.emit(line)

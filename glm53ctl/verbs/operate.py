@@ -26,7 +26,15 @@ def named_instance(name: str | None) -> Instance:
     return starting.find_instance(profile.paths_for(found, environ), found.settings.instance)
 
 
-def wait_visibly(instance: Instance, *, ours: bool) -> dict[str, Any]:
+def say_waiting(instance: Instance, drain_s: float) -> None:
+    """Why a stop takes long, and how to force it."""
+    from glm53ctl import render
+
+    streams = f": open streams get up to {drain_s:.0f} s to end" if drain_s else ""
+    render.say(f"still stopping{streams} (now: glm53ctl down{instance.option} --force)")
+
+
+def wait_visibly(instance: Instance, *, ours: bool, quiet: bool = False) -> dict[str, Any]:
     """Show the start until it serves. Ctrl-C stops what we started, and only that."""
     from glm53ctl import client, render, starting
     from glm53ctl.errors import StartFailed
@@ -35,10 +43,14 @@ def wait_visibly(instance: Instance, *, ours: bool) -> dict[str, Any]:
 
     view = StartView()
     try:
-        return starting.wait_ready(instance, view)
+        return starting.wait_ready(instance, (lambda _: None) if quiet else view)
     except KeyboardInterrupt:
+        view.close()
         if ours:
             client.stop(instance, 0.0)
+            render.say("stopped, nothing left running")
+        else:
+            render.say(f"it goes on starting: glm53ctl status{instance.option} --watch")
         raise
     except StartFailed:
         view.close()

@@ -25,7 +25,7 @@ def restart(
 
     found = operate.named_instance(instance)
     if not found.plan_path.exists():
-        raise NotRunning(f"{found.name!r} was never started", hint="glm53ctl up")
+        raise NotRunning(f"{found.name!r} was never started", hint=f"glm53ctl up{found.option}")
     if client.is_running(found):
         client.request(found, {"verb": "restart", "drain_s": drain})
     else:

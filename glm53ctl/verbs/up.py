@@ -116,32 +116,38 @@ def _bring_up(
             if not replace:
                 raise
             models.plan_with_model(later, options, fetch)  # what fails now leaves the old one up
-            client.stop(instance, None)
+            client.stop(
+                instance, None, waiting=lambda drain_s: operate.say_waiting(instance, drain_s)
+            )
             situation, already = choose.survey(options), False
     if not already:
         plan = choose.decide(situation).chosen()
         if in_docker.serves_in_docker(situation, plan, runtime, style):
             return 0
-        _launch(instance, models.plan_with_model(situation, options, fetch), wished)
-    record = operate.wait_visibly(instance, ours=not already)
+        plan = models.plan_with_model(situation, options, fetch)
+        _launch(instance, plan, wished, quiet=style == "url")
+    record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
 
 
-def _launch(instance: Instance, plan: Plan, wished: dict[str, str]) -> None:
+def _launch(instance: Instance, plan: Plan, wished: dict[str, str], *, quiet: bool) -> None:
     from glm53ctl import client, render, starting
     from glm53ctl.api_key import ensure_api_key
     from glm53ctl.env import Environ
     from glm53ctl.errors import Conflict
 
     starting.check_startable(plan)
-    if ensure_api_key(plan, Environ.current(), own_folder=instance.folder):
+    made = ensure_api_key(plan, Environ.current(), own_folder=instance.folder)
+    if made and not quiet:
         render.say(f" key   made an API key for {plan.listen.host}: {plan.listen.api_key_file}")
-    render.say(f" plan  {plan.mode} · {plan.model.served_name} · {plan.url} · {plan.fingerprint()}")
+    if not quiet:
+        words = (plan.mode, plan.model.served_name, plan.url, plan.fingerprint())
+        render.say(f" plan  {' · '.join(words)}")
     if not client.launch(instance, plan, wishes=wished):
         raise Conflict(
             f"{instance.name!r} is being started by another command",
-            hint="glm53ctl status --watch shows how far it is",
+            hint=f"glm53ctl status{instance.option} --watch shows how far it is",
         )
 
 
@@ -180,7 +186,7 @@ def _tell(instance: Instance, record: dict[str, Any], already: bool, style: Styl
             body = {"ok": True, "already_up": already, **record}
             render.emit_json({"schema": "glm53ctl.up/1", **body})
         case "url":
-            render.emit(record["url"])
+            render.emit(f"{record['url']}/v1")
         case "words":
             _say_ready(instance, record, already)
 
@@ -197,10 +203,16 @@ def _say_ready(instance: Instance, record: dict[str, Any], already: bool) -> Non
         return
     key_file = read_plan(instance.plan_path).listen.api_key_file
     key = f' -H "Authorization: Bearer $(cat {key_file})"' if key_file else ""
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    messages = '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32'
+    body = f'{{"model": "{model}", {messages}}}'
     render.emit(f"ready  {url}/v1   model {model}")
     render.emit(
         f"try    curl -s {url}/v1/chat/completions{key} "
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
-    render.emit("next   glm53ctl status --watch · glm53ctl logs -f · glm53ctl down")
+    verbs = (
+        f"status{instance.option} --watch",
+        f"logs{instance.option} -f",
+        f"down{instance.option}",
+    )
+    render.emit("next   " + " · ".join(f"glm53ctl {words}" for words in verbs))

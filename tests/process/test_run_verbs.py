@@ -240,9 +240,29 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_is_stopped(shell: She
     assert shell.record()["child"] == before
 
 
+def test_down_says_what_it_waits_for(shell: Shell):
+    shell.up()
+    shell("down")
+    plan = json.loads((shell.folder / "plan.json").read_text())
+    plan["script"] |= {"tokens_per_s": 4, "text": "<think></think>" + "word " * 50}
+    (shell.folder / "plan.json").write_text(json.dumps(plan))
+    shell("restart")
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+    url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body) as answer:
+        lines = answer.iter_lines()  # its end would end the answer
+        next(lines)
+        done = shell("down", "--drain", "2")
+    assert done.returncode == 0
+    assert "still stopping: open streams get up to 2 s to end" in done.stderr
+    assert "glm53ctl down --force" in done.stderr
+
+
 def test_two_instances_do_not_know_each_other(shell: Shell):
-    assert shell.up().returncode == 0
-    assert shell.up("--instance", "two", port=free_port()).returncode == 0
+    assert shell.up("--quiet").stderr == ""
+    second = shell.up("--instance", "two", "--quiet", port=free_port())
+    assert second.stdout.endswith("/v1\n")
+    assert second.returncode == 0
     assert shell("down", "--instance", "two").returncode == 0
     assert shell("status", "--instance", "two").returncode == 3
     assert shell("status").returncode == 0

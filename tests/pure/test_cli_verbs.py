@@ -83,7 +83,7 @@ def test_T110_help_of_every_verb_works_and_shows_examples(glm53ctl):
 @pytest.mark.parametrize(
     ("line", "guess"),
     [("hlep", "`help`"), ("plan --prot 3", "`--port`"), ("doctor --stric", "`--strict`"),
-     ("config shwo", "`show`")],
+     ("config shwo", "`show`"), ("stop", "`down`"), ("start", "`up`")],
 )  # fmt: skip
 def test_typos_get_a_did_you_mean_and_exit_2(glm53ctl, line, guess):
     code, out, err = glm53ctl(*line.split())
@@ -98,7 +98,7 @@ def test_errors_are_one_id_one_message_and_a_hint(glm53ctl, tmp_path):
     assert (code, out) == (4, "")
     assert err.startswith("error[FIT-001]: glm-5.3-flash does not fit this machine:")
     assert "no NVIDIA device on this machine" in err
-    assert "hint  the bundled model runs here: glm53ctl up --model tiny" in err
+    assert "hint  the bundled model runs here: the same command with --model tiny" in err
     assert "Traceback" not in err
 
 
