@@ -180,9 +180,10 @@ def _hurry(state: State, at: float, policy: Policy) -> Step:
 
 
 def _gone(state: State, at: float, policy: Policy) -> Step:
-    """The child we were ending has ended."""
+    """The child we were ending has ended. One that served had got over earlier failures."""
     if not state.wanted:
-        return _stopped(state, at)
+        served = state.ready_since is not None
+        return _stopped(replace(state, last_failure=None) if served else state, at)
     if state.cause is not None:
         return _crash(state, at, state.cause, policy)
     return _spawn(replace(state, crashes=0), at, policy)

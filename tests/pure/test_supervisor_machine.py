@@ -59,6 +59,16 @@ def test_crash_after_ready_backs_off_and_spawns_again():
     assert actions == [Action.SPAWN]
 
 
+def test_a_stop_after_recovery_has_no_failure_and_one_during_it_has():
+    crashed, _ = run(Exited(50.0, 1, CRASH), state=ready())
+    assert run(Stop(51.0), state=crashed)[0].last_failure is CRASH
+    starting, _ = run(Tick(52.0), state=crashed)
+    stopped, _ = run(Stop(53.0), Exited(54.0, 2, CRASH), state=starting)
+    assert (stopped.phase, stopped.last_failure) == (Phase.STOPPED, CRASH)
+    stopped, _ = run(Ready(53.0, 2), Stop(60.0), Exited(61.0, 2, CRASH), state=starting)
+    assert (stopped.phase, stopped.last_failure) == (Phase.STOPPED, None)
+
+
 def test_back_off_doubles_to_its_cap():
     policy = Policy(breaker_crashes=100)
     state, waits, at = ready(), [], 10.0
