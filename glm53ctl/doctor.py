@@ -36,6 +36,9 @@ SPECS: tuple[Spec, ...] = (
     *setup.LAST,
 )
 BLOCKED, ADVISORY = 4, 5
+_READ_RATES = frozenset(
+    {"GPU-004", "RAM-002", "LIM-003", "DISK-004", "FIT-001"}
+)  # what is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Report:
     hardware: Hardware
     outcome: Outcome | None
     elapsed_s: float
+    whole: bool = True  # False when only chosen checks were asked for
 
     def exit_code(self, *, strict: bool = False) -> int:
         """0 usable, 4 blocked, 5 with `strict` when anything failed or warned without blocking."""
@@ -84,10 +88,12 @@ def examine(
     """Run the checks. Raises UsageError for settings that cannot be read and unknown check ids."""
     started = time.monotonic()
     specs = chosen(only, skip)
-    context = look_at(options, system, quick=quick)
+    measured = any(spec.id in _READ_RATES for spec in specs)
+    context = look_at(options, system, quick=quick or not measured)
     ignored = set(context.profile.settings.doctor_ignore)
     checks = tuple(run_check(spec, context, ignored=spec.id in ignored) for spec in specs)
-    return Report(checks, context.hardware, context.outcome, time.monotonic() - started)
+    elapsed_s = time.monotonic() - started
+    return Report(checks, context.hardware, context.outcome, elapsed_s, whole=not only)
 
 
 def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) -> Context:

@@ -30,7 +30,8 @@ def lines(report: Report, look: Look, *, verbose: bool = False) -> Iterator[str]
         else:
             yield from _check(check, label.ljust(AREA_CELLS), width, look, verbose=verbose)
     yield ""
-    yield from _expected(report)
+    if report.whole:
+        yield from _expected(report)
     yield _summary(report, look)
 
 
@@ -88,7 +89,11 @@ def _expected(report: Report) -> Iterator[str]:
 def _summary(report: Report, look: Look) -> str:
     blocking = sum(check.blocks for check in report.checks)
     notes = report.count(Status.WARN) + report.count(Status.FAIL) - blocking
-    parts = [f"{blocking} blocking", f"{notes} notes", f"{report.count(Status.UNKNOWN)} unknown"]
+    parts = [
+        f"{blocking} blocking",
+        f"{notes} note{'' if notes == 1 else 's'}",
+        f"{report.count(Status.UNKNOWN)} unknown",
+    ]
     verdict = look.paint(parts[0], "red" if blocking else "green")
     rest = ", ".join(parts[1:])
     return f"{verdict}, {rest}, {report.elapsed_s:.1f} s    details: -v   machine-readable: --json"

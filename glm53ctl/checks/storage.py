@@ -25,6 +25,8 @@ def checkpoint(context: Context) -> Finding:
     if context.model.present:
         return passed(f"{context.model.facts.name} in {context.model.path}")
     missing = missing_bytes(FLASH_RELEASE, Path(context.model.path))
+    if context.outcome is not None and context.outcome.plan is None:
+        return skipped(f"{context.model.facts.name} is not here, and this machine cannot serve it")
     return Finding(
         Status.WARN,
         f"{context.model.facts.name} is not in {context.model.path} yet",

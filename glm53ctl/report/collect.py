@@ -17,6 +17,7 @@ from typing import Any
 
 from glm53ctl import __version__, client, doctor, status_view
 from glm53ctl import profile as profiles
+from glm53ctl.asked_model import asked_model
 from glm53ctl.choose import PlanOptions
 from glm53ctl.env import Environ, rows
 from glm53ctl.errors import Glm53Error
@@ -84,7 +85,12 @@ def collect(
     stages: tuple[tuple[str, Callable[[], None]], ...] = (
         ("versions", lambda: bundle.add_json("versions.json", _versions())),
         ("settings", lambda: bundle.add_json("settings.json", scrub.value(_settings(environ)))),
-        ("doctor", lambda: bundle.add_json("doctor.json", scrub.value(_doctor(system)))),
+        (
+            "doctor",
+            lambda: bundle.add_json(
+                "doctor.json", scrub.value(_doctor(system, asked_model(instance)))
+            ),
+        ),
         ("plan", lambda: _add_plan(bundle, plan, scrub)),
         ("instance", lambda: _instance(bundle, instance, plan, scrub)),
         ("log", lambda: _log(bundle, instance, scrub)),
@@ -136,10 +142,12 @@ def _settings(environ: Environ) -> dict[str, Any]:
     return {"profile": found.name, "settings": values, "warnings": list(found.warnings)}
 
 
-def _doctor(system: System) -> dict[str, Any]:
-    report = doctor.examine(PlanOptions(), system)
+def _doctor(system: System, model: str | None) -> dict[str, Any]:
+    """Judged for the instance's model; without an instance, for that of the settings."""
+    report = doctor.examine(PlanOptions(model=model), system)
     body = doctor.document(report, strict=False)
     return {
+        "model": report.outcome.model_name if report.outcome else model,
         "exit_code": body["exit_code"],
         "checks": [only(check, _CHECK) for check in body["checks"]],
     }

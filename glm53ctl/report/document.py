@@ -46,8 +46,9 @@ def _doctor_lines(bundle: Bundle) -> list[str]:
     """What doctor did not like, one line each."""
     if "doctor.json" not in bundle.parts:
         return []
-    checks = cast("list[dict[str, Any]]", json.loads(bundle.parts["doctor.json"])["checks"])
-    return [
+    judged = cast("dict[str, Any]", json.loads(bundle.parts["doctor.json"]))
+    checks = cast("list[dict[str, Any]]", judged["checks"])
+    return [f"- doctor judged this machine for {judged['model']}"] + [
         f"- doctor {item['status']} {item['id']}: {item['observed']}"
         for item in checks
         if item["status"] in {"fail", "warn", "unknown"}

@@ -41,7 +41,7 @@ def doctor(
 ) -> None:
     """Check this machine, with a fix for whatever is wrong.
 
-    One line per check. Nothing is changed, installed or downloaded; measured rates are kept in
+    One line per check, for the model given, or that of the running instance. Nothing is changed, installed or downloaded; measured rates are kept in
     the cache for `plan` and `up`.
 
     Examples:
@@ -63,7 +63,7 @@ def doctor(
         return
     wanted = choose.PlanOptions(
         mode=mode,
-        model=model,
+        model=model or (None if profile or sets else _running_model()),
         profile=profile,
         gpu=gpu,
         host=host,
@@ -81,3 +81,16 @@ def doctor(
         for line in doctor_text.lines(report, render.look(), verbose=verbose):
             render.emit(line)
     raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _running_model() -> str | None:
+    """The model of the running instance, said on stderr: the checks are about it."""
+    from glm53ctl import render
+    from glm53ctl.asked_model import running_model
+    from glm53ctl.verbs.operate import named_instance
+
+    instance = named_instance(None)
+    found = running_model(instance)
+    if found is not None:
+        render.say(f"for the model of the running instance {instance.name!r}: {found}")
+    return found

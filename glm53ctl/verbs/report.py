@@ -27,6 +27,8 @@ def report(
 ) -> None:
     """Collect versions, settings, doctor, plan, state and log of an instance. Nothing is sent.
 
+    A terminal is asked before the archive is written, unless --yes or --output is given.
+
     Examples:
 
       glm53ctl report --stdout
@@ -57,7 +59,8 @@ def report(
     file = output or Path(name)
     for part in ("report.md", *bundle.parts):
         render.say(f"  {part}")
-    if sys.stdin.isatty() and not yes and not typer.confirm(f"write {file}?", err=True):
+    asks = output is None and not yes and sys.stdin.isatty()
+    if asks and not typer.confirm(f"write {file}?", err=True):
         raise typer.Abort
     write_archive(bundle, file)
     for text in bundle.findings:

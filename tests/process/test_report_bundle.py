@@ -42,6 +42,7 @@ def test_a_serving_instance_is_described_by_numbers(stage: Stage, look):
     assert json.loads(found.parts["plan.json"])["engine"] == "scripted"
     assert str(stage.instance.folder) not in json.dumps(found.parts)
     assert "## glm53ctl report" in markdown(found)
+    assert "doctor judged this machine for tiny" in markdown(found)
 
 
 def test_T041_a_server_that_dies_meanwhile_is_one_finding(stage: Stage, look, monkeypatch):

@@ -112,6 +112,25 @@ def test_only_skip_and_a_did_you_mean(tmp_path):
     assert caught.value.hint == "did you mean GPU-001?"
 
 
+def test_a_few_checks_measure_nothing_and_tell_only_what_was_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.measure, "measure", lambda *_: pytest.fail("measured"))
+    report = doctor.examine(choose.PlanOptions(), record(tmp_path), only=["GPU-001"], quick=False)
+    lines = list(doctor_text.lines(report, PLAIN))
+    assert not any(line.endswith("flash on this machine") for line in lines)
+
+
+def test_a_machine_that_was_ruled_out_downloads_nothing(tmp_path):
+    report = doctor.examine(choose.PlanOptions(), MACHINES["laptop-no-gpu"](tmp_path))
+    found = {check.id: check.finding for check in report.checks}["DISK-001"]
+    assert (found.status, found.fix) == (Status.SKIP, None)
+
+
+def test_one_note_is_one_note(tmp_path, monkeypatch):
+    with_specs(monkeypatch, Finding(Status.WARN, "a thing"))
+    report = doctor.examine(choose.PlanOptions(), record(tmp_path))
+    assert ", 1 note, " in list(doctor_text.lines(report, PLAIN))[-1]
+
+
 def test_ids_are_unique_and_stable_in_form():
     ids = [spec.id for spec in doctor.SPECS]
     assert len(set(ids)) == len(ids)
