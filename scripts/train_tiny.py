@@ -50,12 +50,8 @@ def main() -> int:
     print(f"tokenizer of {shape.vocab} ids: {time.monotonic() - started:.0f} s", flush=True)
     report = train(args, shape, path)
     write_side_files(args.out, shape)
-    write_calibration(
-        args.out.with_name(f"{args.out.name}-calibration.safetensors"),
-        path,
-        shape,
-        args.calibration_rows,
-    )
+    rows = args.out.with_name(f"{args.out.name}-calibration.safetensors")
+    write_calibration(rows, path, args.calibration_rows)
     (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(report, indent=1))
     return 0
