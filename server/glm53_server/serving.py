@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import FrameType
 
 import uvicorn
@@ -64,12 +65,24 @@ async def serve(
     return ChildExit.ENGINE_LOST if server.lost else ChildExit.OK
 
 
+class LogLine(logging.Formatter):
+    """Time with milliseconds and zone, as in the supervisor's lines of the same file."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        del datefmt
+        return (
+            datetime.fromtimestamp(record.created, UTC)
+            .astimezone()
+            .isoformat(timespec="milliseconds")
+        )
+
+
 def _log_to_stderr() -> None:
     """Our own lines only: one per request, and what went wrong."""
     log = logging.getLogger("glm53_server")
     if not log.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(LogLine("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
     log.setLevel(logging.INFO)
 
