@@ -122,13 +122,20 @@ def timed(server: Server, endpoint: str, model: str, tokens: int) -> float:
     return time.perf_counter() - began
 
 
+def say(line: str) -> None:
+    """Progress goes to stderr; stdout holds results only."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def measure(server: Server, endpoint: str, model: str, seconds: float) -> dict[str, Any]:
     """Probe with one token and with a few, then stream for about `seconds` and judge."""
+    say(f"{endpoint}: short answers first")
     timed(server, endpoint, model, 1)  # the first request of a process is no measure
     first_s = timed(server, endpoint, model, 1)
     probe_s = timed(server, endpoint, model, PROBE_TOKENS)
     per_token_s = max((probe_s - first_s) / (PROBE_TOKENS - 1), 1e-4)
     tokens = int(min(MOST_TOKENS, max(LEAST_TOKENS, seconds / per_token_s)))
+    say(f"{endpoint}: {tokens} tokens, about {tokens * per_token_s:.0f} s")
     result: dict[str, Any] = {}
     for attempt in range(1, ATTEMPTS + 1):
         arrivals, asked = receive(server, endpoint, model, tokens)
@@ -137,6 +144,8 @@ def measure(server: Server, endpoint: str, model: str, seconds: float) -> dict[s
                   "attempts": attempt, **bins(arrivals, start)}  # fmt: skip
         if result["pass"]:
             break
+        if attempt < ATTEMPTS:
+            say(f"{endpoint}: not even, once more ({attempt + 1} of {ATTEMPTS})")
     return result
 
 

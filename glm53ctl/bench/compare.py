@@ -47,6 +47,7 @@ class Change:
 
     now: Figure
     before: Figure
+    disturbed: bool = False  # one of the two runs was: nothing follows from a difference
 
     @property
     def share(self) -> float:
@@ -62,12 +63,16 @@ class Change:
 
     @property
     def worse(self) -> bool:
-        return self.outside_noise and (self.share < 0) == self.now.more_is_better
+        if self.disturbed or not self.outside_noise:
+            return False
+        return (self.share < 0) == self.now.more_is_better
 
     @property
     def words(self) -> str:
         if not self.outside_noise:
             return f"{self.share:+.1%}  within noise"
+        if self.disturbed:
+            return f"{self.share:+.1%}  not comparable, a run was disturbed"
         return f"{self.share:+.1%}  {'worse' if self.worse else 'better'}, outside noise"
 
 
@@ -109,7 +114,10 @@ def _spread(name: str, found: dict[str, Any], unit: str, *, more_is_better: bool
 def changes(now: Result, before: Result) -> list[Change]:
     """The figures that both results have."""
     old = {figure.name: figure for figure in figures(before)}
-    return [Change(figure, old[figure.name]) for figure in figures(now) if figure.name in old]
+    disturbed = bool(now.taints or before.taints)
+    return [
+        Change(figure, old[figure.name], disturbed) for figure in figures(now) if figure.name in old
+    ]
 
 
 def differences(now: Result, before: Result) -> list[str]:

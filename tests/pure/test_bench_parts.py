@@ -288,3 +288,11 @@ def test_png_files_are_written_light_and_dark(tmp_path):
     found = png_files.write(charting.charts(make())[:1], tmp_path)
     assert [path.name for path in found] == ["throughput.png", "throughput-dark.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
+
+
+def test_a_disturbed_run_is_never_called_worse():
+    before, now = make(40.0), replace(make(20.0), taints=("other programs used 80 % of the CPU",))
+    change = next(one for one in compare.changes(now, before) if one.now.name == "decode C1")
+    assert not change.worse
+    assert "disturbed" in change.words
+    assert "worse" not in change.words
