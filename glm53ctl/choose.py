@@ -48,6 +48,13 @@ class PlanOptions:
         given: dict[str, object | None] = {name: getattr(self, name) for name in names}
         return given | dict(profiles.parse_set(text) for text in self.sets or ())
 
+    def spelled(self) -> dict[str, str]:
+        """How --set wrote what it sets, by field name."""
+        return {
+            profiles.parse_set(text)[0]: f"--set {text.partition('=')[0].strip()}"
+            for text in self.sets or ()
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -72,7 +79,9 @@ def choose_plan(options: PlanOptions, *, system: System | None = None) -> Plan:
 def survey(options: PlanOptions, *, system: System | None = None) -> Situation:
     """Read settings, checkpoint, hardware and its known rates. Raises as `choose_plan`, but never NoFit."""
     environ = system.environ if system else Environ.current()
-    profile = profiles.load(options.flags(), environ=environ, profile=options.profile)
+    profile = profiles.load(
+        options.flags(), environ=environ, profile=options.profile, spelled=options.spelled()
+    )
     paths = profiles.paths_for(profile, environ)
     model = find_model(profile.settings, paths)
     hardware = machine.probe(system or this_system(environ))

@@ -44,7 +44,11 @@ def _insert(lines: list[str], section: str, line: str) -> None:
 
 def _toml(row: Row, value: str) -> str:
     """The TOML spelling of a value given as text. Raises UsageError for one its type refuses."""
-    found = load({}, environ=Environ({"HOME": "/nonexistent", row.env: value}))
+    found = load(
+        {row.field_name: value},
+        environ=Environ({"HOME": "/nonexistent"}),
+        spelled={row.field_name: "config set"},
+    )
     parsed = getattr(found.settings, row.field_name)
     if isinstance(parsed, bool):
         return str(parsed).lower()

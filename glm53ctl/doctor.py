@@ -98,7 +98,12 @@ def examine(
 
 def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) -> Context:
     """Read everything the checks need. A checkpoint or a plan that fails becomes part of the answer."""
-    profile = profiles.load(options.flags(), environ=system.environ, profile=options.profile)
+    profile = profiles.load(
+        options.flags(),
+        environ=system.environ,
+        profile=options.profile,
+        spelled=options.spelled(),
+    )
     paths = profiles.paths_for(profile, system.environ)
     hardware = machine.probe(system)
     card = choose.selected_gpu(hardware, profile.settings.gpu)

@@ -45,10 +45,15 @@ _FileLayer = tuple[tuple[Row, object, Origin], ...]
 
 
 def load(
-    flags: Mapping[str, object | None], *, environ: Environ, profile: str | None = None
+    flags: Mapping[str, object | None],
+    *,
+    environ: Environ,
+    profile: str | None = None,
+    spelled: Mapping[str, str] | None = None,
 ) -> Profile:
     """Resolve all settings. `flags` maps field names of Settings to values; None means not given.
 
+    `spelled` is how the user wrote a flag, by field name, where that is not --field-name.
     Reads the user's file and the profile, writes nothing. Raises UsageError for an unknown key or
     a bad value, naming file and line, variable or flag.
     """
@@ -65,6 +70,11 @@ def load(
     }
     user, shipped = _from_file(config_file, "user"), _from_file(profile_file(name), "profile")
     origins = _origins(given, environ, user, shipped)
+    origins |= {
+        row.key: Origin("flag", spelled[row.field_name])
+        for row in rows()
+        if spelled and row.field_name in spelled
+    }
     files = [{row.env: value for row, value, _ in file} for file in (user, shipped)]
     try:
         settings = layers.resolve(given, environ, files)

@@ -271,6 +271,16 @@ def test_any_setting_can_be_a_flag(glm53ctl, tmp_path):
     assert (code, "is not KEY=VALUE" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("plan --set cpu.threads=abc", "--set cpu.threads"), ("config set cpu.threads abc", "config set")],
+)  # fmt: skip
+def test_a_bad_value_is_blamed_on_what_was_typed(glm53ctl, line, name):
+    code, _, err = glm53ctl(*line.split())
+    assert code == 2
+    assert f"]: {name}: 'abc' is not a value for cpu.threads" in err
+
+
 def test_a_url_where_nothing_answers_ends_the_bench_at_once(glm53ctl):
     code, out, err = glm53ctl("bench", "--quick", "--url", "http://127.0.0.1:9")
     assert code == 3
