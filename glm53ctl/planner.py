@@ -175,6 +175,8 @@ def _cpu_plan(inputs: _Inputs) -> tuple[Plan, Prediction | None]:
         raise Rejected(f"{', '.join(sorted(missing))} not installed (pip install 'glm53ctl[cpu]')")
     if settings.load_format != "checkpoint":
         raise Rejected("weights made in memory need a GPU mode")
+    if settings.engine == EngineName.STOCK:
+        raise Rejected("engine stock is exllamav3, which needs a GPU mode")
     budgets = ram_budget(hardware, facts, settings, Mode.CPU)
     layout = cpu_layout(hardware.cpu, settings, feeds_gpu=False)
     threads = str(layout.threads)

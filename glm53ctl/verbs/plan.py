@@ -54,7 +54,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from glm53ctl import choose, render
+    from glm53ctl import choose, render, unused
     from glm53ctl import what_if as changes
     from glm53ctl.plan_text import comparison, plan_document, plan_lines
 
@@ -87,6 +87,8 @@ def plan(
         if not json_:
             render.emit("\n".join(comparison(now, choose.decide(situation))))
     outcome = choose.decide(situation)
+    for warning in unused.unused(outcome.plan, situation.profile) if outcome.plan else ():
+        render.warn(warning)
     if json_:
         refusal = outcome.refusal()
         failure = render.error_fields(refusal) if refusal else {}

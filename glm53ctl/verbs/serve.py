@@ -68,7 +68,7 @@ def serve(
 
 
 def _serve(plan_file: Path | None, options: Any, fetch: models.Fetching, drain_s: float) -> int:
-    from glm53ctl import choose, foreground, render, starting
+    from glm53ctl import choose, foreground, render, starting, unused
     from glm53ctl.api_key import ensure_api_key
     from glm53ctl.env import Environ
     from glm53ctl.plan import read_plan
@@ -76,7 +76,10 @@ def _serve(plan_file: Path | None, options: Any, fetch: models.Fetching, drain_s
     if plan_file:
         plan = read_plan(plan_file)
     else:
-        plan = models.plan_with_model(choose.survey(options), options, fetch)
+        situation = choose.survey(options)
+        plan = models.plan_with_model(situation, options, fetch)
+        for warning in (*situation.profile.warnings, *unused.unused(plan, situation.profile)):
+            render.warn(warning)
     starting.check_startable(plan)
     folder = operate.named_instance(options.instance).folder
     if ensure_api_key(plan, Environ.current(), own_folder=folder):

@@ -99,7 +99,7 @@ def _bring_up(
     attach: bool,
     style: Style,
 ) -> int:
-    from glm53ctl import choose, client, render, starting, successor
+    from glm53ctl import choose, client, render, starting, successor, unused
     from glm53ctl.errors import Conflict
 
     situation = choose.survey(options)
@@ -122,6 +122,8 @@ def _bring_up(
             situation, already = choose.survey(options), False
     if not already:
         plan = choose.decide(situation).chosen()
+        for warning in unused.unused(plan, situation.profile):
+            render.warn(warning)
         if in_docker.serves_in_docker(situation, plan, runtime, style):
             return 0
         plan = models.plan_with_model(situation, options, fetch)
