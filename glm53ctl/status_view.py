@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from glm53ctl.errors import NotRunning, Unhealthy
+from glm53ctl.plan import ListenPlan
+from glm53ctl.planner import LOOPBACK
 from glm53ctl.render import Look
 from glm53ctl.start_view import amount, duration
 
@@ -69,7 +71,7 @@ def status_lines(
 
 
 def headline(record: Record, look: Look) -> str:
-    """`default  ● serving 4h12m  fast  http://127.0.0.1:8080/v1  restarts 0`."""
+    """`default  ● serving 4h12m  glm-5.3-flash  fast  http://127.0.0.1:8080/v1  restarts 0`."""
     phase = record["phase"]
     symbol, plain, colour = _MARKS.get(phase, _BUSY_MARK)
     stalled = record["health"] == "stalled"
@@ -77,8 +79,17 @@ def headline(record: Record, look: Look) -> str:
     mark = look.paint(symbol if look.unicode else plain, "red" if stalled else colour)
     line = f"{record['instance']}  {mark} {words}"
     if phase not in {"stopped", "failed"}:
-        line += f"  {record['mode']}  {record['url']}/v1  restarts {record['restarts']}"
+        model = f"  {record['model']}" if record.get("model") else ""
+        line += f"{model}  {record['mode']}  {record['url']}/v1  restarts {record['restarts']}"
     return line
+
+
+def exposure(listen: ListenPlan) -> str | None:
+    """Who else reaches the port, and the key they need; None on loopback without a key."""
+    key = f"key in {listen.api_key_file}" if listen.api_key_file else "no key"
+    if listen.host in LOOPBACK:
+        return f"this machine only, {key}" if listen.api_key_file else None
+    return f"{listen.host or '0.0.0.0'}: other machines reach it, {key}"
 
 
 def _phase_words(record: Record) -> str:

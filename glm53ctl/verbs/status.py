@@ -109,11 +109,14 @@ class _View:
     stats: dict[str, Any] | None
     rate: float | None
     use: HostUse | None
+    exposure: str | None = None
 
     def lines(self, look: Look) -> Iterator[str]:
         from glm53ctl import host_use, status_view
 
         yield from status_view.status_lines(self.record, self.stats, self.rate, look)
+        if self.exposure is not None:
+            yield f"  listens  {self.exposure}"
         if self.use is not None:
             yield from host_use.lines(self.use)
 
@@ -137,7 +140,8 @@ def _look_at(instance: Instance, before: dict[str, Any] | None = None) -> _View:
     plan = read_plan(instance.plan_path)
     stats = status_view.fetch_stats(record, auth_headers(plan))
     use = host_use.read(record, plan, Environ.current())
-    return _View(record, stats, status_view.tokens_per_s(before, stats), use)
+    rate = status_view.tokens_per_s(before, stats)
+    return _View(record, stats, rate, use, status_view.exposure(plan.listen))
 
 
 def _never_started(instance: Instance) -> dict[str, Any]:

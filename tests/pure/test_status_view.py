@@ -6,9 +6,10 @@ import pytest
 
 from glm53ctl.env import GIB
 from glm53ctl.host_use import HostUse, lines
+from glm53ctl.plan import ListenPlan
 from glm53ctl.render import Look
 from glm53ctl.start_view import amount, duration
-from glm53ctl.status_view import document, exit_code, status_lines, tokens_per_s
+from glm53ctl.status_view import document, exit_code, exposure, status_lines, tokens_per_s
 
 PLAIN = Look(colour=False, unicode=False, live=False)
 SERVING = {
@@ -17,6 +18,7 @@ SERVING = {
     "phase_s": 15120.0,
     "health": "ok",
     "health_words": "working",
+    "model": "glm-5.3-flash",
     "mode": "fast",
     "url": "http://127.0.0.1:8080",
     "restarts": 2,
@@ -48,7 +50,7 @@ def shown(record: dict, stats: dict | None = None, rate: float | None = None) ->
 
 def test_serving():
     assert shown(SERVING, STATS, 14.13) == [
-        "default  * serving 4h12m  fast  http://127.0.0.1:8080/v1  restarts 2",
+        "default  * serving 4h12m  glm-5.3-flash  fast  http://127.0.0.1:8080/v1  restarts 2",
         "  now      1 running, 0 queued · 14.1 tok/s",
         "  total    7 requests, 120 completion tokens",
         "  cpu      threads 2, isa avx2",
@@ -56,6 +58,15 @@ def test_serving():
     tiers = {"expert_cache": [{"slots": 1376, "hit_rate": 0.712, "picks_hist": [1]}]}
     assert shown(SERVING, tiers)[-1] == "  expert_cache slots 1376, hit rate 71%"
     assert exit_code(SERVING) == 0
+
+
+def test_who_reaches_the_port_is_said():
+    assert exposure(ListenPlan()) is None
+    assert exposure(ListenPlan(api_key_file="/k")) == "this machine only, key in /k"
+    assert exposure(ListenPlan("0.0.0.0", api_key_file="/k")) == (
+        "0.0.0.0: other machines reach it, key in /k"
+    )
+    assert "no key" in str(exposure(ListenPlan("192.168.1.2")))
 
 
 def test_a_stalled_server_is_unhealthy():
