@@ -7,13 +7,16 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from recorded_machines import record
 
 from glm53ctl.bench import charts as charting
 from glm53ctl.bench import compare, context, damage, png_files, report, svg, text, verdict
 from glm53ctl.bench import result as results
 from glm53ctl.bench.result import Judged, Machine, Result, Served
+from glm53ctl.bench.run import QUICK, Bench
+from glm53ctl.bench.target import Target
 from glm53ctl.checkpoint import open_checkpoint
-from glm53ctl.errors import UsageError
+from glm53ctl.errors import NotRunning, UsageError
 from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import Mode
 from glm53ctl.predict import Prediction
@@ -91,6 +94,15 @@ def test_slow_is_only_called_slow_on_an_undisturbed_machine():
     assert "limited by RAM bandwidth" in slow.where[0]
     assert decide(decode_tokens_per_s=20.0, taints=("swap",)).name == "tainted"
     assert decide(taints=("swap",)).name == "ok"
+
+
+def test_a_server_that_went_away_gets_no_verdict(tmp_path):
+    gone = Bench(
+        Target("http://127.0.0.1:9"), record(tmp_path), QUICK, lambda _: None,
+        measure_machine=False,
+    )  # fmt: skip
+    with pytest.raises(NotRunning):
+        gone.run(gone.draft("glm53ctl bench"))
 
 
 def spread(median, noise, n=3):
