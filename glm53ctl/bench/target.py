@@ -78,7 +78,7 @@ def of_instance(instance: Instance) -> Target:
         state = record["phase"] if record else "stopped"
         raise NotRunning(
             f"{instance.name!r} is {state}, there is nothing to measure",
-            hint="glm53ctl up, or --url URL for another server",
+            hint=f"glm53ctl up{instance.option}, or --url URL for another server",
         )
     plan = read_plan(instance.plan_path)
     child = cast("dict[str, Any]", record.get("child") or {})

@@ -62,7 +62,7 @@ def decode_kl(ctx: typer.Context) -> None:
         if client.is_running(instance):
             raise Conflict(
                 f"{instance.name!r} holds the GPU that this measurement loads the model on",
-                hint="glm53ctl down",
+                hint=f"glm53ctl down{instance.option}",
             )
         if "--plan" not in given and instance.plan_path.exists():
             given += ["--plan", str(instance.plan_path)]

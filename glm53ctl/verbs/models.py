@@ -210,18 +210,25 @@ def rm(
 
 
 def plan_with_model(situation: Situation, options: Any, fetching: Fetching) -> Plan:
-    """The plan of a situation, after its checkpoint was downloaded where that was needed.
+    """The plan of a situation, made again after its checkpoint was downloaded."""
+    from glm53ctl import choose
+
+    plan = downloaded(situation, fetching)
+    return plan if situation.model.present else choose.choose_plan(options)
+
+
+def downloaded(situation: Situation, fetching: Fetching) -> Plan:
+    """The plan of a situation, with its checkpoint downloaded where that was needed.
 
     Raises NoFit first: what cannot run here is not downloaded.
     """
     from glm53ctl import choose
 
     plan = choose.decide(situation).chosen()
-    if situation.model.present:
-        return plan
-    settings = situation.profile.settings
-    ensure(job_for(settings, situation.paths, situation.environ), fetching)
-    return choose.choose_plan(options)
+    if not situation.model.present:
+        settings = situation.profile.settings
+        ensure(job_for(settings, situation.paths, situation.environ), fetching)
+    return plan
 
 
 def ensure(job: Job, fetching: Fetching, *, adopt: bool = False) -> None:

@@ -10,6 +10,7 @@ from glm53ctl.runtime import Runtime
 from glm53ctl.verbs import in_docker, models, operate, options
 
 if TYPE_CHECKING:
+    from glm53ctl.choose import Situation
     from glm53ctl.plan import Plan
     from glm53ctl.supervisor.state import Instance
 
@@ -115,10 +116,7 @@ def _bring_up(
         except Conflict:
             if not replace:
                 raise
-            models.plan_with_model(later, options, fetch)  # what fails now leaves the old one up
-            client.stop(
-                instance, None, waiting=lambda drain_s: operate.say_waiting(instance, drain_s)
-            )
+            _make_room(instance, later, fetch)
             situation, already = choose.survey(options), False
     if not already:
         plan = choose.decide(situation).chosen()
@@ -131,6 +129,17 @@ def _bring_up(
     record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
+
+
+def _make_room(instance: Instance, later: Situation, fetch: models.Fetching) -> None:
+    """Stop the running server for its successor. What can be refused is refused before."""
+    from glm53ctl import client, starting
+    from glm53ctl.plan import read_plan
+
+    plan = models.downloaded(later, fetch)
+    if plan.listen.port != read_plan(instance.plan_path).listen.port:
+        starting.check_startable(plan)
+    client.stop(instance, None, waiting=lambda drain_s: operate.say_waiting(instance, drain_s))
 
 
 def _launch(instance: Instance, plan: Plan, wished: dict[str, str], *, quiet: bool) -> None:

@@ -237,6 +237,8 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_is_stopped(shell: She
     for arguments in (("--mode", "exact"), ("--mode", "exact", "--replace")):
         done = shell("up", "--model", "tiny", *arguments, "--gpu", "0")
         assert (done.returncode, "error[FIT-001]" in done.stderr) == (4, True), done.stderr
+    elsewhere = ("--host", "192.0.2.33", "--replace")
+    assert "is not an address of this machine" in shell.up(*elsewhere, port=free_port()).stderr
     assert shell.record()["child"] == before
 
 
