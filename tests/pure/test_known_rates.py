@@ -126,7 +126,7 @@ def test_what_doctor_measured_is_what_plan_expects(system, rig):
     assert before.predictions[0].basis == "link assumed, RAM assumed, CPU tier assumed"
     doctor.examine(choose.PlanOptions(), system, only=["CPU-001"], quick=True)
     assert not folder.exists()
-    doctor.examine(choose.PlanOptions(), system, only=["CPU-001"], quick=False)
+    doctor.examine(choose.PlanOptions(), system, only=["RAM-002"], quick=False)
     assert [file.name for file in folder.iterdir()] == [
         known_rates.file_of(rig, rig.gpus[0], folder).name
     ]
