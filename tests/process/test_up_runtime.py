@@ -106,7 +106,7 @@ def test_a_container_serves_the_same_plan_and_is_found_again(docker: Docker):
     inside = json.loads((docker.folder / "glm53/state/default/plan.json").read_text())
     assert (inside["engine"], inside["limits"]["cache_tokens"]) == ("scripted", 4096)
     again = docker.up("--runtime", "docker", "--port", port, "-cs", "4096", "-q")
-    assert (again.returncode, again.stdout) == (0, f"http://127.0.0.1:{port}\n")
+    assert (again.returncode, again.stdout) == (0, f"http://127.0.0.1:{port}/v1\n")
     assert len(docker.calls("run")) == 1
     docker.stop()
     stopped = docker.up("--runtime", "docker", "--port", port)
