@@ -45,10 +45,10 @@ class KernelBuildHook(BuildHookInterface):
 def _build_stale_libraries(root: Path) -> None:
     sys.path.insert(0, str(root / "kernels"))
     try:
-        from glm53_kernels.build import build, wanted
+        from glm53_kernels.build import build_for_setup, wanted
         from glm53_kernels.sources import TARGETS, is_stale
     finally:
         sys.path.pop(0)
     for target in TARGETS:
         if wanted(target) and is_stale(target):
-            build(target)
+            build_for_setup(target)

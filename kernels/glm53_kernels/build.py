@@ -46,7 +46,10 @@ def build(target: Target = CPU, *, sanitize: Sanitizer | None = None) -> Path:
         built = Path(scratch) / target.library
         sources = [str(p) for p in input_files(target) if p.suffix == target.suffix]
         mark = f'-DGLM53_SOURCE_HASH="{source_hash(target)}"'
-        _run([_compiler(target), *flags, mark, f"-I{CSRC}", "-shared", *sources, "-o", str(built)])
+        # nvcc names its intermediate files by process number: in a folder of its own they cannot
+        # meet another build's.
+        private = ["env", f"TMPDIR={scratch}", _compiler(target)]
+        _run([*private, *flags, mark, f"-I{CSRC}", "-shared", *sources, "-o", str(built)])
         built.replace(library)
     return library
 
@@ -61,6 +64,17 @@ def _compiler(target: Target) -> str:
     )
 
 
+def build_for_setup(target: Target) -> None:
+    """Build as part of an installation, which an optional library must not stop: without it the GPU
+    modes say what to run. Raises KernelBuildFailed for the others."""
+    try:
+        build(target)
+    except KernelBuildFailed as failed:
+        if not target.optional:
+            raise
+        sys.stderr.write(f"warning: {target.library} was not built: {failed}\n")
+
+
 def wanted(target: Target) -> bool:
     """False for an optional library whose compiler this host lacks."""
     return not target.optional or any(shutil.which(name) for name in target.compilers)
@@ -71,7 +85,7 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode != 0:
         head = "\n".join(done.stderr.splitlines()[:20])
         raise KernelBuildFailed(
-            f"{Path(command[0]).name} failed with status {done.returncode}:\n{head}"
+            f"{Path(command[2]).name} failed with status {done.returncode}:\n{head}"
         )
 
 
@@ -95,8 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not wanted(target) or (options.sanitize and target.optional):
                 continue
             sys.stderr.write(f"building {target.library}\n")
-            library = build(target, sanitize=options.sanitize)
-            sys.stderr.write(f"built {library}\n")
+            if options.if_stale:
+                build_for_setup(target)
+            else:
+                sys.stderr.write(f"built {build(target, sanitize=options.sanitize)}\n")
     except KernelBuildFailed as failed:
         sys.stderr.write(f"error: {failed}\n")
         return 1

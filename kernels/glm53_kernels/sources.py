@@ -32,7 +32,6 @@ _CUDA_FLAGS = (
     "-O3",
     "-Xcompiler=-fPIC,-Wall",
     "-cudart=static",
-    "--threads=2",
     *(f"-gencode=arch=compute_{a},code=sm_{a}" for a in _CUDA_ARCHITECTURES),
     f"-gencode=arch=compute_{_CUDA_ARCHITECTURES[-1]},code=compute_{_CUDA_ARCHITECTURES[-1]}",
 )

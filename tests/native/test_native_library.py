@@ -159,3 +159,17 @@ def test_callers_on_several_threads_are_served_one_after_the_other(open_kernels)
     for thread in callers:
         thread.join()
     assert failures == []
+
+
+def test_only_an_optional_library_may_fail_during_an_installation(capsys):
+    from dataclasses import replace
+
+    from glm53_kernels import build as builder
+    from glm53_kernels.errors import KernelBuildFailed
+    from glm53_kernels.sources import CPU, CUDA
+
+    broken = ("false",)  # a compiler that always fails
+    builder.build_for_setup(replace(CUDA, compilers=broken))
+    assert "libglm53_cuda.so was not built" in capsys.readouterr().err
+    with pytest.raises(KernelBuildFailed):
+        builder.build_for_setup(replace(CPU, compilers=broken))
