@@ -140,10 +140,10 @@ def _fast_speed(body: Facts) -> Rows:
 def _fast_quality(body: Facts) -> Rows:
     found = body["fast"]
     isa = ISAS.get(found["isa"], found["isa"])
-    for name, words in (("default_half", "half of the misses"), ("all_cpu", "every expert")):
+    for name, words in (("default_half", "half of the misses"), ("all_cpu", "every miss")):
         kl, same = found[name]["kl_mean"], found[name]["top1_agree"]
         yield (
-            f"fast with {isa} kernels against exact: tiny model, {found[name]['positions']} positions, {words} on the CPU",
+            f"fast with {isa} kernels against exact: tiny model, {found[name]['positions']} positions, {words} on the CPU ({found[name]['cpu_experts']:,} expert computations)",
             f"mean KL {kl:.1e}, same top token {same:.1%}",
         )
     same = "bit-identical" if found["prefill_bit_identical"] else "differs"
@@ -246,7 +246,7 @@ def quality_table(sources: list[Source]) -> str:
         for name, words in (
             ("control_off_off", "nothing (control)"),
             ("default_half", "half of the misses"),
-            ("all_cpu", "every expert"),
+            ("all_cpu", "every miss"),
         ):
             one = found[name]
             margins += one["disagree_margins_nats"]
@@ -255,6 +255,7 @@ def quality_table(sources: list[Source]) -> str:
                 f"{one[k]:.1e}" if one[k] else "0" for k in ("kl_mean", "kl_p99", "kl_max")
             )
             isa = ISAS.get(found["isa"], found["isa"])
+            words = f"{words} ({one['cpu_experts']:,} expert computations)"
             lines.append(f"| {isa} | {words} | {kls} | {one['top1_agree']:.1%} |")
     lines += [
         "",
