@@ -65,7 +65,10 @@ def gather_sweep(tiers: ExpertTiers) -> dict[str, float]:
             for _ in range(6):
                 for layer in range(0, layout.layers, 4):
                     picks = torch.randperm(layout.experts, generator=generator)[:jobs]
-                    residency.decode_step(layer, picks.to(residency.device).view(1, -1))
+                    picks = picks.to(residency.device)
+                    step = residency.new_step(layer)
+                    step.picks, step.num_picks = picks.data_ptr(), picks.numel()
+                    residency.decode_step(step)
             torch.cuda.synchronize()
             seconds = sum(a.elapsed_time(b) for a, b in residency.gather_times) / 1e3
             moved = (residency.counters()["admitted"] - before) * layout.record_bytes

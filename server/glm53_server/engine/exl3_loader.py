@@ -130,7 +130,9 @@ class ExpertLoader:
 
         def copy(target: tuple[str, torch.Tensor]) -> None:
             key, view = target
-            view.copy_(dummy.trellis_bytes(key, view.numel()))
+            # Not copy_: it would start a team of its own in every thread of the pool.
+            source = dummy.trellis_bytes(key, view.numel())
+            ctypes.memmove(view.data_ptr(), source.data_ptr(), view.numel())
 
         list(pool.map(copy, self._targets(row, destination), chunksize=8))
 

@@ -108,7 +108,9 @@ def load_model(
     if arena is not None:
         for row in range(arena.layout.layers):
             arena.wait_layer(row)
-        phases.seconds |= {"fill": arena.fill_s, "pin": arena.pin_s}
+        phases.seconds |= {
+            "fill": arena.fill_s, "pin": arena.pin_s, "arena": arena.ready_s, "arena_wait": arena.wait_s,
+        }  # fmt: skip
     phases.done("load")
     tokenizer = Tokenizer.from_config(config)
     device = torch.device(options.device)

@@ -84,8 +84,11 @@ class ExpertArena:
         self._threads = threads
         self._worker: threading.Thread | None = None
         self.filled_bytes = 0
+        # fill_s and pin_s overlap; ready_s is from the start to the last pin, wait_s what callers waited.
         self.fill_s = 0.0
         self.pin_s = 0.0
+        self.ready_s = 0.0
+        self.wait_s = 0.0
 
     def layer_view(self, layer: int) -> torch.Tensor:
         """uint8 [layer_bytes] of one layer's records."""
@@ -110,6 +113,7 @@ class ExpertArena:
         self._worker.start()
 
     def _fill_all(self, fill: FillLayer, progress: Callable[[int, int], None]) -> None:
+        began = time.perf_counter()
         try:
             with (
                 ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
@@ -127,6 +131,7 @@ class ExpertArena:
                     pins.append(pinner.submit(self._pin, first, last))
                 for pin in pins:
                     pin.result()
+                self.ready_s = time.perf_counter() - began
         except BaseException as err:  # noqa: BLE001 - carried to every waiter
             self._error = err
             for event in self._ready:
@@ -155,7 +160,10 @@ class ExpertArena:
 
     def wait_layer(self, layer: int) -> None:
         """Block until the layer's bytes are final and pinned. Raises what filling or pinning raised."""
-        self._ready[layer].wait()
+        if not self._ready[layer].is_set():
+            started = time.perf_counter()
+            self._ready[layer].wait()
+            self.wait_s += time.perf_counter() - started
         if self._error is not None:
             raise self._error
 
