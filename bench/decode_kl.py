@@ -180,9 +180,7 @@ def main() -> int:
     worker.join()  # from here on this thread is the engine's only one
     tokenizer = Tokenizer(Path(session.loaded.config.directory) / "tokenizer.json")
     result = measure(session, args.kl_tokens, lambda text: list(tokenizer.encode_raw(text)))
-    if session.tiers is not None and session.tiers.cpu_lane is not None:
-        session.tiers.cpu_lane.close()
-    exl3.detach(session.loaded)
+    session.close()
     args.kl_out.parent.mkdir(parents=True, exist_ok=True)
     args.kl_out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     shown = {key: result[key] for key in ("kl_mean", "kl_p99", "top1_agree") if key in result}
