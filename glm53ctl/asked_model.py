@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import cast
-
 from glm53ctl import client
 from glm53ctl.errors import Glm53Error
 from glm53ctl.plan import read_plan
-from glm53ctl.supervisor.state import Instance
+from glm53ctl.supervisor.state import Instance, read_wishes
 
 
 def asked_model(instance: Instance) -> str | None:
@@ -19,11 +16,7 @@ def asked_model(instance: Instance) -> str | None:
         return None
     if plan.model.load_format != "checkpoint":
         return None  # weights made in memory have no name
-    try:
-        wishes = cast("dict[str, str]", json.loads(instance.wishes_path.read_text("utf-8")))
-    except (OSError, ValueError):
-        wishes = {}
-    return wishes.get("model.name") or plan.model.path
+    return read_wishes(instance).get("model.name") or plan.model.path
 
 
 def running_model(instance: Instance) -> str | None:

@@ -40,6 +40,7 @@ from glm53ctl.supervisor.state import (
 Record = dict[str, Any]
 _ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is very busy
 _LOCK_RETRY_S = 2.0
+_FILE_POLL_S = 0.2
 _AT_ONCE_S = 1.5  # an idle server has ended by then
 
 
@@ -184,14 +185,34 @@ def watch(instance: Instance) -> Iterator[Record]:
                     record = json.loads(line)
                     yield record
     except NotRunning:
-        last = read_record(instance)
-        if last is None or last["exit_code"] is None:
-            raise
-        yield last
+        yield from _watch_file(instance)
         return
     last = read_record(instance)
     if record["exit_code"] is None and last is not None and last["exit_code"] is not None:
         yield last
+
+
+def _watch_file(instance: Instance) -> Iterator[Record]:
+    """The same for an instance whose socket is lost or closed. Raises NotRunning without last words."""
+    record = _aged_record(instance)
+    while record is not None and record["exit_code"] is None and holder(instance):
+        yield record
+        time.sleep(_FILE_POLL_S)
+        record = _aged_record(instance)
+    if record is None or record["exit_code"] is None:
+        raise _not_running(instance)
+    yield record
+
+
+def _aged_record(instance: Instance) -> Record | None:
+    """The record in the file, its times counted on until now while its supervisor lives."""
+    record = read_record(instance)
+    if record is None or holder(instance) is None:
+        return record
+    with suppress(OSError):
+        age_s = max(0.0, time.time() - instance.state_path.stat().st_mtime)
+        record |= {key: record[key] + age_s for key in ("uptime_s", "phase_s") if record[key]}
+    return record
 
 
 @contextmanager
@@ -216,7 +237,8 @@ def _not_running(instance: Instance) -> NotRunning:
 def current(instance: Instance) -> tuple[Record | None, bool]:
     """(record, running): the live record, or the last one written.
 
-    A record left by a supervisor that crashed is closed here, so that what is shown is true.
+    A record left by a supervisor that crashed is closed here, so that what is shown is true. A running
+    instance has none when its folder was removed and its socket with it.
     """
     try:
         return request(instance, {"verb": "status"}), True
@@ -224,16 +246,21 @@ def current(instance: Instance) -> tuple[Record | None, bool]:
         pass
     if not is_locked(instance.lock_path) and instance.folder.is_dir():
         _clear_stale(instance)
-    return read_record(instance), False
+    return _aged_record(instance), holder(instance) is not None
 
 
-def is_running(instance: Instance) -> bool:
+def answers(instance: Instance) -> bool:
     """True while a supervisor answers for this instance."""
     try:
         request(instance, {"verb": "status"})
     except NotRunning:
         return False
     return True
+
+
+def is_running(instance: Instance) -> bool:
+    """True while a supervisor answers for this instance, or lives with its socket lost."""
+    return answers(instance) or holder(instance) is not None
 
 
 def _clear_stale(instance: Instance) -> bool:

@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 from glm53ctl.errors import UsageError
 
@@ -174,14 +175,17 @@ def plan_from_json(text: str, *, source: str = "plan") -> Plan:
     """Parse a plan file. Raises UsageError naming the field or the schema that does not match."""
     from pydantic import TypeAdapter, ValidationError  # 45 ms that `--help` need not pay
 
+    again = "run `glm53ctl up` again: it writes a new plan"
     try:
-        found = json.loads(text).get("schema")
-    except (ValueError, AttributeError, RecursionError) as err:
-        raise UsageError(f"{source} is not a JSON object: {err}") from err
+        body: object = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise UsageError(f"{source} is not JSON: {err}", hint=again) from err
+    if not isinstance(body, dict):
+        raise UsageError(f"{source} is not a JSON object", hint=again)
+    found = cast("dict[str, object]", body).get("schema")
     if found != SCHEMA:
         raise UsageError(
-            f"{source} has schema {found!r}, this version reads {SCHEMA!r}",
-            hint="run `glm53ctl up` again: it writes a new plan",
+            f"{source} has schema {found!r}, this version reads {SCHEMA!r}", hint=again
         )
     try:
         return TypeAdapter(Plan).validate_json(text, extra="forbid")
@@ -197,3 +201,5 @@ def read_plan(path: Path) -> Plan:
         return plan_from_json(path.read_text(encoding="utf-8"), source=str(path))
     except OSError as err:
         raise UsageError(f"cannot read the plan {path}: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise UsageError(f"cannot read the plan {path}: {err}") from err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ class Owner:
     pid: int | None = None
     command: str | None = None
     unit: str | None = None
+    instance: str | None = None  # ours, by that name
 
     def __str__(self) -> str:
         if self.pid is None:
@@ -82,9 +84,14 @@ def taken(listen: ListenPlan) -> Conflict:
     """The error for a port somebody else listens on."""
     owner = owner_of(listen.port)
     what = str(owner) if owner else f"{listen.host}:{listen.port} is in use"
+    stop = "stop it"
+    if owner and owner.instance:
+        option = "" if owner.instance == "default" else f" --instance {owner.instance}"
+        what += f" (the server of instance {owner.instance!r})"
+        stop = f"stop it: glm53ctl down{option}"
     return Conflict(
         what,
-        hint=f"stop it, or take another port: `up` with your other options and --port {listen.port + 1}",
+        hint=f"{stop}, or take another port: `up` with your other options and --port {listen.port + 1}",
         error_id="NET-001",
     )
 
@@ -103,9 +110,19 @@ def owner_of(port: int) -> Owner | None:
         if found.pid is None:
             return Owner(address)
         with suppress(psutil.Error):
-            command = " ".join(psutil.Process(found.pid).cmdline())[:_MAX_COMMAND]
-            return Owner(address, found.pid, command, _unit(found.pid))
+            words = psutil.Process(found.pid).cmdline()
+            command = " ".join(words)[:_MAX_COMMAND]
+            return Owner(address, found.pid, command, _unit(found.pid), instance_served(words))
     return None
+
+
+def instance_served(words: Sequence[str]) -> str | None:
+    """The instance whose server has this command line; None for other programs and for `serve`."""
+    if "glm53_server" not in words or "--plan" not in words[:-1]:
+        return None
+    folder = Path(words[words.index("--plan") + 1]).parent
+    supervised = (folder / "state.json").exists() or not folder.exists()  # removed under it
+    return folder.name if supervised else None
 
 
 def _unit(pid: int) -> str | None:

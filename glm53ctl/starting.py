@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,7 @@ from glm53ctl.paths import Paths
 from glm53ctl.plan import Plan, read_plan
 from glm53ctl.profile import Profile
 from glm53ctl.supervisor.classify import Failure
-from glm53ctl.supervisor.state import Instance
+from glm53ctl.supervisor.state import Instance, read_wishes
 
 Record = client.Record
 _ERRORS = (UsageError, Blocked, Conflict, ArtifactError, StartFailed, Unhealthy)
@@ -56,13 +55,9 @@ def agree(instance: Instance, wished: dict[str, str], choose: Callable[[], Plan]
     `choose` makes the plan for the machine without that instance; its NoFit is passed on, because
     nothing should be stopped for a plan that cannot run.
     """
-    try:
-        old: dict[str, str] = json.loads(instance.wishes_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        old = {}
-    if old == wished:
+    if read_wishes(instance) == wished:
         return
-    running = read_plan(instance.plan_path)
+    running = running_plan(instance)
     plan = choose()
     if plan.fingerprint() == running.fingerprint():
         return
@@ -72,6 +67,17 @@ def agree(instance: Instance, wished: dict[str, str], choose: Callable[[], Plan]
         hint="the same command with --replace stops it (open streams get 30 s) and "
         "starts the new plan\nglm53ctl up --instance NAME --port N runs a second server beside it",
     )
+
+
+def running_plan(instance: Instance) -> Plan:
+    """The plan of a running instance. Raises Conflict when its files were removed or damaged."""
+    try:
+        return read_plan(instance.plan_path)
+    except UsageError as err:
+        raise Conflict(
+            f"{instance.name!r} is running already, but {err.message}",
+            hint=f"stop it, then give the same command again: glm53ctl down{instance.option}",
+        ) from err
 
 
 def plan_differences(old: Plan, new: Plan) -> list[str]:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -196,13 +197,39 @@ def read_record(instance: Instance) -> dict[str, Any] | None:
     return body if body.get("schema") == SCHEMA and body.keys() >= _ALWAYS else None
 
 
+def read_wishes(instance: Instance) -> dict[str, str]:
+    """The settings of the last start, by key; empty when there are none this version can read."""
+    try:
+        found = json.loads(instance.wishes_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, str]", found) if isinstance(found, dict) else {}
+
+
 def holder(instance: Instance) -> Identity | None:
     """The recorded supervisor, when it lives and the lock is held: true even without its socket.
 
-    A socket can be lost: a logout empties the runtime directory, and cron has none.
+    A socket can be lost: a logout empties the runtime directory, and cron has none. So can the whole
+    folder, removed by hand; then the supervisor is known by its command line.
     """
+    if not instance.folder.is_dir():
+        return _by_command(instance)
     found = Identity.from_dict((read_record(instance) or {}).get("supervisor"))
     return found if found and is_locked(instance.lock_path) and found.alive() else None
+
+
+def _by_command(instance: Instance) -> Identity | None:
+    """The supervisor that was started for a folder, if it is ours to signal and in our namespace."""
+    wanted = (b"--folder", os.fsencode(instance.folder))
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if not entry.name.isdigit() or entry.stat().st_uid != os.getuid():
+                continue
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            ours = b"glm53ctl.supervisor" in words and wanted in pairwise(words)
+            if ours and (entry / "ns/mnt").stat().st_ino == Path("/proc/self/ns/mnt").stat().st_ino:
+                return Identity.of(int(entry.name))
+    return None
 
 
 @contextmanager

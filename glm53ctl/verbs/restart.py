@@ -24,12 +24,15 @@ def restart(
     from glm53ctl.plan import read_plan
 
     found = operate.named_instance(instance)
+    if not found.plan_path.exists() and client.is_running(found):
+        starting.running_plan(found)  # raises: the files of a running instance were removed
     if not found.plan_path.exists():
         raise NotRunning(f"{found.name!r} was never started", hint=f"glm53ctl up{found.option}")
-    if client.is_running(found):
+    if client.answers(found):
         client.request(found, {"verb": "restart", "drain_s": drain})
     else:
         plan = read_plan(found.plan_path)
+        client.stop(found, drain)  # one whose control socket is lost; calm when there is none
         starting.check_startable(plan)
         client.launch(found, plan)
     record = operate.wait_visibly(found, ours=False)

@@ -129,15 +129,17 @@ class _View:
 
 def _look_at(instance: Instance, before: dict[str, Any] | None = None) -> _View:
     """Ask the supervisor, the server and the machine; `before` is an earlier /stats, for the rate."""
-    from glm53ctl import client, host_use, status_view
+    from glm53ctl import client, host_use, starting, status_view
     from glm53ctl.env import Environ
-    from glm53ctl.plan import read_plan
     from glm53ctl.supervisor.access import auth_headers
 
-    record = client.current(instance)[0] or _never_started(instance)
+    record, running = client.current(instance)
+    if record is None and running:
+        starting.running_plan(instance)  # raises: its files were removed under it
+    record = record or _never_started(instance)
     if record["phase"] != "ready":
         return _View(record, None, None, None)
-    plan = read_plan(instance.plan_path)
+    plan = starting.running_plan(instance)
     stats = status_view.fetch_stats(record, auth_headers(plan))
     use = host_use.read(record, plan, Environ.current())
     rate = status_view.tokens_per_s(before, stats)

@@ -134,10 +134,9 @@ def _bring_up(
 def _make_room(instance: Instance, later: Situation, fetch: models.Fetching) -> None:
     """Stop the running server for its successor. What can be refused is refused before."""
     from glm53ctl import client, starting
-    from glm53ctl.plan import read_plan
 
     plan = models.downloaded(later, fetch)
-    if plan.listen.port != read_plan(instance.plan_path).listen.port:
+    if plan.listen.port != starting.running_plan(instance).listen.port:
         starting.check_startable(plan)
     client.stop(instance, None, waiting=lambda drain_s: operate.say_waiting(instance, drain_s))
 

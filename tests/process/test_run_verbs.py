@@ -242,6 +242,37 @@ def test_a_plan_that_cannot_run_is_refused_before_anything_is_stopped(shell: She
     assert shell.record()["child"] == before
 
 
+def test_a_lost_control_socket_does_not_make_a_running_server_a_stranger(shell: Shell):
+    assert shell.up().returncode == 0
+    first = shell.record()
+    (shell.folder.parent / "default.sock").unlink()
+    again = shell.up()
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "already up with this plan" in again.stdout
+    assert shell("status").returncode == 0
+    other = shell.up("--context-tokens", "512")
+    assert other.returncode == 6
+    assert "running with a different plan" in other.stderr
+    restarted = shell("restart")
+    assert restarted.returncode == 0
+    assert shell.record()["supervisor"] != first["supervisor"]
+
+
+def test_a_removed_state_folder_is_said_with_the_way_out(shell: Shell):
+    assert shell.up().returncode == 0
+    shutil.rmtree(shell.folder.parent)
+    for command in (("up", *SCRIPTED, "--port", str(shell.port)), ("status",), ("restart",)):
+        said = shell(*command)
+        assert said.returncode == 6
+        assert "is running already" in said.stderr
+        assert "glm53ctl down" in said.stderr
+    elsewhere = shell("up", *SCRIPTED, "--port", str(shell.port), "--instance", "b")
+    assert "of instance 'default'" in elsewhere.stderr
+    assert "stop it: glm53ctl down," in elsewhere.stderr
+    assert "stopped" in shell("down").stdout
+    assert shell.up().returncode == 0
+
+
 def test_down_says_what_it_waits_for(shell: Shell):
     shell.up()
     shell("down")

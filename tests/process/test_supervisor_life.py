@@ -20,7 +20,7 @@ from glm53ctl import client
 from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import EngineName, GpuPlan
 from glm53ctl.supervisor import logs
-from glm53ctl.supervisor.state import Identity, session_members
+from glm53ctl.supervisor.state import Identity, Instance, holder, session_members
 
 FAST_LOAD = replace(FAST, start_stall_s=60.0)  # importing torch is no progress
 
@@ -72,8 +72,21 @@ def test_an_instance_whose_socket_is_lost_is_still_stopped(stage: Stage, force: 
     pids = stage.pids()
     stage.instance.socket_path.unlink()
     record, running = client.current(stage.instance)
-    assert (running, record["phase"]) == (False, "ready")
+    assert (running, record["phase"]) == (True, "ready")
     assert client.stop(stage.instance, None, force=force)
+    stage.assert_nothing_left(*pids)
+
+
+def test_an_instance_whose_folder_was_removed_is_found_and_stopped(stage: Stage):
+    stage.up()
+    pids = stage.pids()
+    other = Instance.locate("t", folder=stage.instance.folder.parent / "u", runtime_dir=Path("/x"))
+    shutil.rmtree(stage.instance.folder)
+    stage.instance.socket_path.unlink()
+    assert client.is_running(stage.instance)
+    assert client.current(stage.instance) == (None, True)
+    assert holder(other) is None
+    assert client.stop(stage.instance, None)
     stage.assert_nothing_left(*pids)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm53ctl import profile, starting
+from glm53ctl.asked_model import asked_model
 from glm53ctl.env import Environ
 from glm53ctl.errors import ArtifactError, Conflict, NoFit, StartFailed, UsageError
 from glm53ctl.plan import Choice, CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
@@ -39,6 +40,24 @@ def no_fit() -> Plan:
 
 def test_equal_wishes_agree_without_a_plan(running: Instance):
     starting.agree(running, {"mode": "auto"}, never)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{", "[" * 100_000, '{"mode": "fast"}', ""])
+def test_damaged_wishes_are_none(running: Instance, text: str):
+    running.wishes_path.write_text(text)
+    starting.agree(running, {"mode": "auto"}, lambda: PLAN)
+    assert asked_model(running) == "/m"
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"{}", b"", b"\xff\xfe", b"[" * 100_000, None])
+def test_a_running_instance_without_a_plan_is_said_with_the_way_out(
+    running: Instance, raw: bytes | None
+):
+    running.plan_path.unlink() if raw is None else running.plan_path.write_bytes(raw)
+    with pytest.raises(Conflict) as error:
+        starting.agree(running, {}, never)
+    assert "'t' is running already" in error.value.message
+    assert "glm53ctl down --instance t" in error.value.hint
 
 
 def test_other_wishes_for_the_same_plan_agree(running: Instance):
