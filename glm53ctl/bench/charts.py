@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from glm53ctl.bench.result import Facts, Result
 
+WINDOW_S = 2.0
 Kind = Literal["line", "bars", "stacked", "shares"]
 
 
@@ -63,7 +64,7 @@ def charts(result: Result) -> list[Chart]:
         _ceilings(result),
         _delivery(result.stream),
         _tiers(result.samples),
-        _lanes(result.samples),
+        _lanes(result),
     )
     return [chart for chart in makers if chart is not None]
 
@@ -172,12 +173,12 @@ def _delivery(stream: Facts | None) -> Chart | None:
 def _tiers(samples: tuple[Facts, ...]) -> Chart | None:
     """Where the picked experts were found, second by second: VRAM, CPU tier, over the link."""
     rows: list[tuple[float, float, float, float]] = []
-    for a, b in _steps(samples, "hits"):
+    for a, b in _windows(samples, "hits"):
         hits, misses = b["hits"] - a["hits"], b["misses"] - a["misses"]
         picks = hits + misses
         if picks > 0:
             cpu = min(misses, (b.get("cpu_experts") or 0) - (a.get("cpu_experts") or 0))
-            rows.append((b["t_s"], hits / picks, cpu / picks, (misses - cpu) / picks))
+            rows.append((_middle(a, b), hits / picks, cpu / picks, (misses - cpu) / picks))
     if len(rows) < 2:
         return None
     times, hits, cpu, link = (tuple(column) for column in zip(*rows, strict=True))
@@ -185,29 +186,66 @@ def _tiers(samples: tuple[Facts, ...]) -> Chart | None:
     if any(cpu):
         parts.insert(1, Series("CPU tier", times, cpu))
     return Chart(
-        "tiers", "Where experts were found", "stacked", "seconds", "share of picks", tuple(parts)
-    )
-
-
-def _lanes(samples: tuple[Facts, ...]) -> Chart | None:
-    """Time of both lanes per MoE layer: the slower one decides."""
-    rows: list[tuple[float, float, float]] = []
-    for a, b in _steps(samples, "host_jobs"):
-        jobs = b["host_jobs"] - a["host_jobs"]
-        if jobs > 0 and b.get("link_ms_per_expert") is not None and "admitted" in b:
-            link = (b["admitted"] - a["admitted"]) / jobs * b["link_ms_per_expert"]
-            rows.append((b["t_s"], link, b["host_busy_ms_per_job"]))
-    if len(rows) < 2:
-        return None
-    times, link, cpu = (tuple(column) for column in zip(*rows, strict=True))
-    return Chart(
-        "lanes", "Lane times per MoE layer", "line", "seconds", "ms per layer",
-        (Series("link lane", times, link), Series("CPU lane", times, cpu)),
+        "tiers", "Where experts were found", "stacked", "seconds since the bench began",
+        "share of picks in decode steps", tuple(parts),
     )  # fmt: skip
 
 
-def _steps(
+def _lanes(result: Result) -> Chart | None:
+    """Milliseconds per MoE layer of a decode step: what the link and the CPU took, and all of it."""
+    link: list[tuple[float, float]] = []
+    cpu: list[tuple[float, float]] = []
+    whole: list[tuple[float, float]] = []
+    for a, b in _windows(result.samples, "decode_steps"):
+        at, passes = _middle(a, b), (b["decode_steps"] - a["decode_steps"]) * b["layers"]
+        each_ms = _link_ms_per_expert(b, result.measured)
+        if passes <= 0 or each_ms is None:
+            continue
+        link.append((at, (b["admitted"] - a["admitted"]) * each_ms / passes))
+        if (jobs := b.get("host_jobs", 0) - a.get("host_jobs", 0)) > 0:
+            busy = [one["host_jobs"] * one["host_busy_ms_per_job"] for one in (a, b)]
+            cpu.append((at, (busy[1] - busy[0]) / jobs))
+        steps = b.get("steps", 0) - a.get("steps", 0)
+        if steps > 0 and b["prefill_s"] == a["prefill_s"]:  # no prompt in between
+            whole.append((at, (b["decode_s"] - a["decode_s"]) * 1e3 / steps / b["layers"]))
+    if len(link) < 2:
+        return None
+    named = (("whole step / layers", whole), ("link lane", link), ("CPU lane", cpu))
+    return Chart(
+        "lanes", "Lane times per MoE layer", "line", "seconds since the bench began",
+        "ms per layer of a decode step",
+        tuple(Series(name, *_columns(points)) for name, points in named if points),
+        note="both lanes run at the same time; the rest of a step is attention, routing and VRAM",
+    )  # fmt: skip
+
+
+def _link_ms_per_expert(sample: Facts, measured: Facts) -> float | None:
+    """As the server calibrated it, or from the measured rate of the link."""
+    if sample.get("link_ms_per_expert") is not None:
+        return sample["link_ms_per_expert"]
+    rate = measured.get("h2d_bytes_per_s")
+    return sample["slot_bytes"] / rate * 1e3 if rate and sample.get("slot_bytes") else None
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(x for x, _ in points), tuple(y for _, y in points)
+
+
+def _middle(a: Facts, b: Facts) -> float:
+    return (a["t_s"] + b["t_s"]) / 2
+
+
+def _windows(
     samples: tuple[Facts, ...], name: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Neighbouring samples that both have a counter."""
-    return pairwise(one for one in samples if one.get(name) is not None)
+    """First and last sample of every WINDOW_S in which a counter moved: servers refresh their
+    counters at moments of their own, so that neighbouring samples would jitter."""
+    first: dict[str, Any] | None = None
+    for one in samples:
+        if one.get(name) is None:
+            continue
+        if first is None or one[name] == first[name]:
+            first = one  # nothing happened: a window begins with work
+        elif one["t_s"] - first["t_s"] >= WINDOW_S:
+            yield first, one
+            first = one

@@ -215,14 +215,15 @@ def _phase_taints(facts: Facts, max_link: tuple[int, int] | None) -> Iterator[st
 
 def stats_sample(stats: Facts) -> Facts:
     """The counters of /stats that plots show, flat; absent parts are left out."""
-    found: Facts = {name: stats[name] for name in ("completion_tokens", "running") if name in stats}
+    whole = ("completion_tokens", "running", "steps", "decode_s", "prefill_s")
+    found: Facts = {name: stats[name] for name in whole if name in stats}
     caches = cast("list[Facts]", stats.get("expert_cache") or [])
     if caches:
-        for name in ("hits", "misses", "admitted", "slot_bytes"):
+        for name in ("hits", "misses", "admitted", "slot_bytes", "layers", "decode_steps"):
             found[name] = caches[0].get(name)
     tier = cast("Facts", stats.get("cpu_tier") or {})
     for name in ("host_jobs", "cpu_experts", "host_busy_ms_per_job", "cpu_experts_per_call",
-                 "link_ms_per_expert", "fixed_ms_per_layer", "gpu_share"):  # fmt: skip
+                 "link_ms_per_expert", "cpu_ms_per_expert", "fixed_ms_per_layer", "gpu_share"):  # fmt: skip
         if name in tier:
             found[name] = tier[name]
     return found

@@ -227,4 +227,33 @@ def all_parts(
         raise typer.Exit(code)
 
 
+@app.command("report")
+def report_saved(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A result: what --out wrote.")],
+    *,
+    html: HtmlOption = None,
+    png: PngOption = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown block for an issue.")
+    ] = False,
+) -> None:
+    """Show a saved result again, with its report and plots; needs no server.
+
+    Examples:
+
+      glm53ctl bench report result.json --html report.html --png plots
+    """
+    from glm53ctl import render
+    from glm53ctl.bench import result as results
+    from glm53ctl.bench import text
+
+    result = results.read(file)
+    _write(result, None, html, png)
+    if markdown:
+        render.emit(text.markdown(result, None))
+        return
+    for line in text.result_lines(result, None, render.look()):
+        render.emit(line)
+
+
 bench_parts.register(app)

@@ -132,7 +132,8 @@ def make(decode=40.0, *, noise=1.0, ram=10e9, **machine):
         samples=tuple(
             {"t_s": float(t), "hits": 100 * t, "misses": 50 * t, "admitted": 20 * t, "slot_bytes": 10**7,
              "cpu_experts": 30 * t, "host_jobs": 10 * t, "link_ms_per_expert": 0.2,
-             "host_busy_ms_per_job": 0.4}
+             "host_busy_ms_per_job": 0.4, "layers": 5, "decode_steps": 2 * t,
+             "steps": 2 * t, "decode_s": 0.05 * t, "prefill_s": 0.0}
             for t in range(6)
         ),
     )  # fmt: skip
