@@ -18,6 +18,13 @@ Buffer: TypeAlias = Any
 _TYPESTR: dict[Dtype, str] = {"float32": "<f4", "int32": "<i4", "float16": "<f2", "int16": "<i2"}
 
 
+def counted(name: str, count: int) -> int:
+    """`count` as it is. Raises BadArgument for one that ctypes would wrap around, silently."""
+    if not 0 <= count < 2**31:
+        raise BadArgument(f"{name} is {count}")
+    return count
+
+
 def address(buffer: Buffer, name: str, dtype: Dtype, count: int, *, write: bool = False) -> int:
     """Address of `count` contiguous elements of `dtype`. Raises BadArgument naming the buffer."""
     if isinstance(buffer, int):

@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from . import _abi
 from ._load import Library, load
-from .buffers import Buffer, address
+from .buffers import Buffer, address, counted
 from .errors import BadArgument
 from .sources import CPU
 
@@ -125,6 +125,12 @@ class ExpertTable:
                 )
 
 
+class Closes(Protocol):
+    """What shares a pool."""
+
+    def close(self) -> None: ...
+
+
 class CpuKernels:
     """The library with a persistent pool of `threads` threads, the calling one included.
 
@@ -149,13 +155,15 @@ class CpuKernels:
             raise BadArgument(f"isa is {isa!r}, not one of {', '.join(_ISA_IDS)}")
         if precision not in _PRECISION_IDS:
             raise BadArgument(f"precision is {precision!r}, not exact or fast")
-        count = _counted("threads", threads if threads is not None else max(1, len(cpus)))
-        pinned = (ctypes.c_int32 * len(cpus))(*cpus)
+        count = counted("threads", threads if threads is not None else max(1, len(cpus)))
+        numbers = (counted(f"cpus[{index}]", cpu) for index, cpu in enumerate(cpus))
+        pinned = (ctypes.c_int32 * len(cpus))(*numbers)
         args = _sized(_abi.CpuOpenArgs(isa=_ISA_IDS[isa], threads=count, cpus_count=len(cpus)))
         args.precision = _PRECISION_IDS[precision]
         args.cpus = ctypes.addressof(pinned) if cpus else None
         self._library = load(CPU, library)
         self._calling = threading.Lock()
+        self._users: weakref.WeakSet[Closes] = weakref.WeakSet()
         self._handle = ctypes.c_void_p()
         self._library.call("glm53_cpu_open", ctypes.byref(args), ctypes.byref(self._handle))
         self._closer = weakref.finalize(self, _close, self._library, self._handle)
@@ -168,9 +176,18 @@ class CpuKernels:
         self.build_id = self._library.build_id
 
     def close(self) -> None:
-        """Stop the workers and free the scratch memory, after the calls that run. Twice is fine."""
+        """Stop the workers and free the scratch memory, after the calls that run. Twice is fine.
+
+        What shares the pool is closed first.
+        """
+        for user in tuple(self._users):
+            user.close()
         with self._calling:
             self._closer()
+
+    def share(self, user: Closes) -> None:
+        """Remember something that uses this pool, to close it before the pool."""
+        self._users.add(user)
 
     def _call(self, name: str, args: ctypes.Structure) -> None:
         with self._calling:  # close() must not free what another thread computes with
@@ -188,7 +205,7 @@ class CpuKernels:
     def linear_forward(self, linear: Linear, x: Buffer, out: Buffer, *, rows: int) -> None:
         """out float32 [rows, out_features] = linear(x float32 [rows, in_features]), from the trellis."""
         struct = _linear_struct(linear)
-        args = _sized(_abi.CpuLinearForwardArgs(rows=_counted("rows", rows)))
+        args = _sized(_abi.CpuLinearForwardArgs(rows=counted("rows", rows)))
         args.linear = ctypes.addressof(struct)
         args.x = address(x, "x", "float32", rows * linear.in_features)
         args.out = address(out, "out", "float32", rows * linear.out_features, write=True)
@@ -211,8 +228,8 @@ class CpuKernels:
                 up_bits=up_bits,
                 down_bits=down_bits,
                 experts=len(table),
-                rows=_counted("rows", rows),
-                picks=_counted("picks", picks.count),
+                rows=counted("rows", rows),
+                picks=counted("picks", picks.count),
                 act_limit=table.act_limit,
             )
         )
@@ -264,13 +281,6 @@ def _linear_struct(linear: Linear) -> _abi.Linear:
             svh=svh,
         )
     )
-
-
-def _counted(name: str, count: int) -> int:
-    # ctypes would wrap it around, silently.
-    if not 0 <= count < 2**31:
-        raise BadArgument(f"{name} is {count}")
-    return count
 
 
 def _sized(struct: _Struct) -> _Struct:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import _abi
 from ._load import Library
+from .buffers import counted
 from .cpu import CpuKernels
 from .errors import BadArgument
 
@@ -43,7 +45,8 @@ class CpuTier:
     """One running tier over a CpuKernels pool, which it shares with nobody while it is open.
 
     addresses: per expert in key order the nine addresses of glm53_expert; that memory and the
-    mailbox (mailbox_bytes, 64-byte aligned) must outlive the tier. Raises BadArgument.
+    mailbox (mailbox_bytes, 64-byte aligned) must outlive the tier. Closing the pool closes the tier.
+    Raises BadArgument, also for a closed pool, and for every call once closed.
     """
 
     def __init__(
@@ -53,6 +56,9 @@ class CpuTier:
         addresses: Sequence[tuple[int, ...]],
         mailbox: int,
     ) -> None:
+        for name in ("layers", "experts", "hidden", "intermediate", "watchdog_ms"):
+            counted(name, getattr(shape, name))
+        bits = [counted("bits", number) for number in shape.bits]
         if len(addresses) != shape.layers * shape.experts:
             raise BadArgument(
                 f"{len(addresses)} experts given, {shape.layers} x {shape.experts} needed"
@@ -64,9 +70,9 @@ class CpuTier:
             experts=shape.experts,
             hidden=shape.hidden,
             intermediate=shape.intermediate,
-            gate_bits=shape.bits[0],
-            up_bits=shape.bits[1],
-            down_bits=shape.bits[2],
+            gate_bits=bits[0],
+            up_bits=bits[1],
+            down_bits=bits[2],
             act_limit=shape.act_limit,
             watchdog_ms=shape.watchdog_ms,
             tables=ctypes.addressof(table),
@@ -79,18 +85,22 @@ class CpuTier:
             "glm53_cpu_tier_open", pool.handle, ctypes.byref(args), ctypes.byref(self._handle)
         )
         self._closer = weakref.finalize(self, _close, self._library, self._handle)
+        self._calling = threading.Lock()
+        self._closed = False
+        pool.share(self)
 
     @staticmethod
     def mailbox_bytes(pool: CpuKernels, hidden: int) -> int:
         """Size of the mailbox for a hidden size."""
         size = ctypes.c_uint64()
-        pool.library.call("glm53_cpu_tier_mailbox_bytes", hidden, ctypes.byref(size))
+        wide = counted("hidden", hidden)
+        pool.library.call("glm53_cpu_tier_mailbox_bytes", wide, ctypes.byref(size))
         return size.value
 
     def stats(self) -> TierStats:
         """Counters now. Any thread."""
         found = _abi.CpuTierCounters(size=ctypes.sizeof(_abi.CpuTierCounters))
-        self._library.call("glm53_cpu_tier_stats", self._handle, ctypes.byref(found))
+        self._call("glm53_cpu_tier_stats", ctypes.byref(found))
         return TierStats(
             bool(found.aborted),
             found.jobs,
@@ -104,11 +114,19 @@ class CpuTier:
     def reset(self) -> bool:
         """Accept jobs again after an abort; False while the job that hung is still being computed."""
         accepted = ctypes.c_int32()
-        self._library.call("glm53_cpu_tier_reset", self._handle, ctypes.byref(accepted))
+        self._call("glm53_cpu_tier_reset", ctypes.byref(accepted))
         return bool(accepted.value)
+
+    def _call(self, name: str, out: object) -> None:
+        with self._calling:  # close() must not free what another thread asks
+            if self._closed:
+                raise BadArgument("this tier is closed")
+            self._library.call(name, self._handle, out)
 
     def close(self) -> None:
         """Stop the tier's threads; waits for a job under way. Idempotent."""
+        with self._calling:
+            self._closed = True
         self._closer()
 
 

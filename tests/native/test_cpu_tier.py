@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -234,3 +235,38 @@ def test_a_mailbox_off_its_lines_is_refused(open_kernels, shift) -> None:
     shape = TierShape(1, 1, 128, 128, (3, 3, 3), 0.0, 1000)
     with pytest.raises(BadArgument, match="mailbox"):
         CpuTier(open_kernels(), shape, [(address,) * 9], 0 if shift is None else address + shift)
+
+
+def test_a_closed_tier_refuses(open_kernels) -> None:
+    with running(open_kernels(), layers_of(1)) as open_:
+        open_.tier.close()
+        for call in (open_.tier.stats, open_.tier.reset):
+            with pytest.raises(BadArgument, match="this tier is closed"):
+                call()
+
+
+def test_a_closed_pool_takes_no_tier(open_kernels) -> None:
+    kernels = open_kernels()
+    shape = TierShape(1, 1, 256, 384, BITS, 0.0, 1000)
+    kernels.close()
+    with pytest.raises(BadArgument, match="these kernels are closed"):
+        CpuTier(kernels, shape, [(64,) * 9], 64)
+
+
+def test_closing_the_pool_ends_its_tier_first(open_kernels) -> None:
+    kernels = open_kernels(threads=2)
+    with running(kernels, slow_layers(1024)) as open_:
+        open_.box.post(1, 0, slow_job(open_, 0.3), inputs(1, hidden=1024))
+        time.sleep(0.05)  # it has begun
+        kernels.close()
+        with pytest.raises(BadArgument, match="closed"):
+            open_.tier.stats()
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden": 2**32 + 256}, {"watchdog_ms": -1}, {"bits": (2**32 + 3, 4, 3)}]
+)
+def test_a_shape_does_not_wrap_around(open_kernels, change) -> None:
+    shape = dataclasses.replace(TierShape(1, 1, 256, 384, BITS, 0.0, 1000), **change)
+    with pytest.raises(BadArgument, match=f"{next(iter(change))} is "):
+        CpuTier(open_kernels(), shape, [(64,) * 9], 64)

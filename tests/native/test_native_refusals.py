@@ -188,6 +188,12 @@ def test_closed_kernels_refuse(open_kernels, linear, weight):
         kernels.linear_dequant(linear, weight)
 
 
+@pytest.mark.parametrize("cpu", [2**32, 2**31, -1, 2**64 + 1])
+def test_a_cpu_number_does_not_wrap_around(open_kernels, cpu):
+    with pytest.raises(BadArgument, match=rf"cpus\[0\] is {cpu}"):
+        open_kernels(cpus=[cpu])
+
+
 def test_closing_waits_for_the_calls_of_other_threads(open_kernels):
     linear = bound(oracle.random_linear(np.random.default_rng(0), 1024, 1024, 3))
     x = np.zeros((16, 1024), np.float32)
