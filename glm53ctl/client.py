@@ -129,7 +129,8 @@ def clean_up(instance: Instance) -> Record | None:
     if child is not None and child.alive():
         _kill_session(child)
     supervisor = Identity.from_dict(record.get("supervisor"))
-    failure = supervisor_lost(rebooted=supervisor is None or supervisor.boot_id != boot_id())
+    rebooted = supervisor is None or supervisor.boot_id != boot_id()
+    failure = supervisor_lost(rebooted=rebooted, option=instance.option)
     closed = {
         **record,
         "phase": "stopped",

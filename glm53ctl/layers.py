@@ -40,9 +40,14 @@ def _words(value: object) -> object:
 
 
 def _text(value: object) -> object:
-    """Bytes of the command line that are no UTF-8 cannot be written into a plan."""
+    """Bytes of the command line that are no UTF-8 cannot be written into a plan; nothing is no value.
+
+    An empty variable never comes here: it counts as not set.
+    """
     if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
         raise PydanticCustomError("encoding", "must be UTF-8 text")
+    if isinstance(value, str) and not value.strip():
+        raise PydanticCustomError("empty", "must not be empty")
     return value
 
 

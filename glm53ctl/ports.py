@@ -80,6 +80,11 @@ def _explain(err: OSError, listen: ListenPlan) -> None:
             raise Conflict(f"cannot listen on {where}: {err.strerror}") from err
 
 
+def another(port: int) -> int:
+    """A port to offer in place of one."""
+    return port + 1 if port < 65535 else 8080
+
+
 def taken(listen: ListenPlan) -> Conflict:
     """The error for a port somebody else listens on."""
     owner = owner_of(listen.port)
@@ -91,7 +96,7 @@ def taken(listen: ListenPlan) -> Conflict:
         stop = f"stop it: glm53ctl down{option}"
     return Conflict(
         what,
-        hint=f"{stop}, or take another port: `up` with your other options and --port {listen.port + 1}",
+        hint=f"{stop}, or take another port: `up` with your other options and --port {another(listen.port)}",
         error_id="NET-001",
     )
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped
+from glm53ctl.env import Settings
 from glm53ctl.hardware import Evidence
 from glm53ctl.paths import foreign_home
 from glm53ctl.planner import LOOPBACK
+from glm53ctl.ports import another
 
 
 def host(context: Context) -> Finding:
@@ -85,7 +88,7 @@ def address(context: Context) -> Finding:
         return Finding(
             Status.WARN,
             holder,
-            fix=Fix("stop it, or choose another port", (f"glm53ctl up --port {wanted.port + 1}",)),
+            fix=Fix("stop it, or choose another port", (_up_at(context, another(wanted.port)),)),
         )
     if problem == "not local":
         return Finding(
@@ -97,9 +100,17 @@ def address(context: Context) -> Finding:
         return Finding(
             Status.FAIL,
             f"{where}: {problem}",
-            fix=Fix("use a port from 1024 on", ("glm53ctl up --port 8080",)),
+            fix=Fix("use a port from 1024 on", (_up_at(context, 8080),)),
         )
     return passed(f"{where} is free")
+
+
+def _up_at(context: Context, port: int) -> str:
+    """The start that was asked about, at another port."""
+    wanted, usual = context.profile.settings, Settings()
+    model = f" --model {shlex.quote(wanted.model)}" if wanted.model != usual.model else ""
+    name = f" --instance {wanted.instance}" if wanted.instance != usual.instance else ""
+    return f"glm53ctl up{model}{name} --port {port}"
 
 
 def key(context: Context) -> Finding:

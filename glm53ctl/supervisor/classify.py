@@ -231,15 +231,15 @@ def stalled(what: str) -> Failure:
     return Failure("stalled", what, exit_code=9, error_id="RUN-009", hint=_LOGS_HINT)
 
 
-def supervisor_lost(*, rebooted: bool) -> Failure:
-    """A record left open by a supervisor that is gone."""
+def supervisor_lost(*, rebooted: bool, option: str = "") -> Failure:
+    """A record left open by a supervisor that is gone; `option` names its instance in a command."""
     what = "the machine was restarted" if rebooted else "its supervisor was killed"
     return Failure(
         "supervisor lost",
         f"it was left running and {what}; the stale record is cleared",
         exit_code=1,
         error_id="RUN-001",
-        hint="glm53ctl up",
+        hint=f"glm53ctl restart{option} starts it with the plan it had",
     )
 
 

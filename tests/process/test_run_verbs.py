@@ -196,6 +196,7 @@ def test_T050_a_record_of_another_boot_is_cleared_and_nobody_is_signalled(shell:
         status = shell("status")
         assert status.returncode == 3
         assert "the machine was restarted; the stale record is cleared" in status.stdout
+        assert "hint     glm53ctl restart starts it with the plan it had" in status.stdout
         assert shell.record()["phase"] == "stopped"
         assert shell("down").returncode == 0
         assert stranger.poll() is None

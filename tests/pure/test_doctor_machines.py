@@ -213,6 +213,9 @@ def test_a_port_in_use_is_advice_and_a_foreign_address_blocks(tmp_path):
     put(tmp_path, "/machine.json", json.dumps(machine))
     busy = doctor.examine(choose.PlanOptions(model="tiny"), system, only=["NET-001"])
     assert busy.checks[0].finding.status is Status.WARN
+    fix = busy.checks[0].finding.fix
+    assert fix is not None
+    assert fix.commands == ("glm53ctl up --model tiny --port 8081",)
     machine["owners"] = {"8080": "127.0.0.1:8080 is held by pid 7: python -m glm53_server --plan x"}
     put(tmp_path, "/machine.json", json.dumps(machine))
     ours = doctor.examine(choose.PlanOptions(model="tiny"), system, only=["NET-001"])

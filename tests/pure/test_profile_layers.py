@@ -193,6 +193,15 @@ def test_a_bad_value_names_its_variable(home, name, value, expected):
         assert caught.value.hint == "did you mean 'fast'?"
 
 
+@pytest.mark.parametrize("empty", ["", "  "])
+@pytest.mark.parametrize("field", ["host", "model", "gpu", "served_name", "api_key_file"])
+def test_an_empty_value_is_refused_by_name(home, field, empty):
+    with pytest.raises(UsageError) as caught:
+        profile.load({field: empty}, environ=environ(home))
+    assert "must not be empty" in caught.value.message
+    assert f"--{field.replace('_', '-')}" in caught.value.message
+
+
 def test_an_unknown_profile_lists_the_known_ones(home):
     with pytest.raises(UsageError) as caught:
         profile.load({}, environ=environ(home), profile="fasst")

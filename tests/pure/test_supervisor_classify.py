@@ -7,7 +7,15 @@ import signal
 import pytest
 
 from glm53ctl.errors import ChildExit
-from glm53ctl.supervisor.classify import Ending, Failure, Healing, Report, classify, lost_in_sleep
+from glm53ctl.supervisor.classify import (
+    Ending,
+    Failure,
+    Healing,
+    Report,
+    classify,
+    lost_in_sleep,
+    supervisor_lost,
+)
 from glm53ctl.supervisor.oom import count_oom_kills
 
 
@@ -116,3 +124,8 @@ def test_no_oom_counter_is_not_zero_kills(tmp_path):
     assert count_oom_kills(tmp_path) is None
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     assert count_oom_kills(tmp_path) is None
+
+
+def test_a_lost_supervisor_is_started_again_by_its_name():
+    lost = supervisor_lost(rebooted=False, option=" --instance two")
+    assert lost.hint == "glm53ctl restart --instance two starts it with the plan it had"
