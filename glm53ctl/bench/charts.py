@@ -6,53 +6,13 @@ A plot whose data a run does not have (tiers of a GPU on a host without one) is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from glm53ctl.bench.ceilings import roofline, shares
+from glm53ctl.bench.chart import Band, Chart, Series
 from glm53ctl.bench.result import Facts, Result
 
 WINDOW_S = 2.0
-Kind = Literal["line", "bars", "stacked", "shares"]
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Points of one colour. `low` and `high` are the spread of each point, or empty."""
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A horizontal range behind the series, such as a prediction."""
-
-    name: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One plot. With `ticks` the x values are positions of these labels.
-
-    "line" has markers and spreads, "bars" one bar per x, "stacked" areas that add up; "shares" is
-    horizontal: one bar per label, from 0 to 1.
-    """
-
-    name: str
-    title: str
-    kind: Kind
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    ticks: tuple[str, ...] = ()
-    band: Band | None = None
-    note: str = ""
 
 
 def charts(result: Result) -> list[Chart]:
@@ -61,7 +21,8 @@ def charts(result: Result) -> list[Chart]:
     makers = (
         _throughput(sweep, result.prediction),
         _first_token(sweep),
-        _ceilings(result),
+        shares(result),
+        roofline(result),
         _delivery(result.stream),
         _tiers(result.samples),
         _lanes(result),
@@ -105,46 +66,6 @@ def _spread(name: str, places: tuple[float, ...], found: list[Facts]) -> Series:
         name, places, tuple(one["median"] for one in found),
         tuple(one["min"] for one in found), tuple(one["max"] for one in found),
     )  # fmt: skip
-
-
-def _ceilings(result: Result) -> Chart | None:
-    """Measured speed as a share of what the prediction's high end and the measured parts allow."""
-    rows = list(ceiling_rows(result))
-    if not rows:
-        return None
-    return Chart(
-        "ceilings", "Measured against the ceiling", "shares", "share of the ceiling", "",
-        (Series("measured", tuple(share for _, share in rows), tuple(map(float, range(len(rows))))),),
-        ticks=tuple(label for label, _ in rows),
-    )  # fmt: skip
-
-
-def ceiling_rows(result: Result) -> Iterator[tuple[str, float]]:
-    """(what, share of its ceiling) for decode of one stream."""
-    decode = cast("dict[str, Facts]", (result.sweep or {}).get("decode") or {})
-    prediction = result.prediction
-    if "C1" not in decode or prediction is None:
-        return
-    rate = decode["C1"]["aggregate"]["median"]
-    best = prediction["high_tokens_per_s"]
-    yield f"decode: {rate:.1f} of {best:.1f} tok/s", rate / best
-    ram, per_token = result.measured.get("ram_read_bytes_per_s"), prediction.get("bytes_per_token")
-    if ram and per_token:
-        used = rate * per_token
-        yield f"RAM: {used / 1e9:.1f} of {ram / 1e9:.1f} GB/s", used / ram
-    link, used = result.measured.get("h2d_bytes_per_s"), _link_rate(result.samples)
-    if link and used:
-        yield f"link: {used / 1e9:.1f} of {link / 1e9:.1f} GB/s", used / link
-
-
-def _link_rate(samples: tuple[Facts, ...]) -> float | None:
-    """The most bytes per second that admitted experts took over the link, between two samples."""
-    rates = [
-        (b["admitted"] - a["admitted"]) * b["slot_bytes"] / (b["t_s"] - a["t_s"])
-        for a, b in pairwise(samples)
-        if a.get("admitted") is not None and b.get("slot_bytes") and b["t_s"] > a["t_s"]
-    ]
-    return max(rates, default=None)
 
 
 def _delivery(stream: Facts | None) -> Chart | None:
@@ -215,7 +136,8 @@ def _lanes(result: Result) -> Chart | None:
         "lanes", "Lane times per MoE layer", "line", "seconds since the bench began",
         "ms per layer of a decode step",
         tuple(Series(name, *_columns(points)) for name, points in named if points),
-        note="both lanes run at the same time; the rest of a step is attention, routing and VRAM",
+        note="both lanes run at the same time; the rest is attention, routing and VRAM" if cpu
+        else "the rest is attention, routing and VRAM",
     )  # fmt: skip
 
 

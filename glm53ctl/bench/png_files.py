@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from glm53ctl.bench.charts import Chart
+from glm53ctl.bench.chart import Chart
 from glm53ctl.errors import UsageError
 
 THEMES: dict[str, dict[str, str]] = {
@@ -21,12 +21,15 @@ THEMES: dict[str, dict[str, str]] = {
         "grid.color": "#5b6675",
     },
 }
-COLOURS = ("#4a86d8", "#d9692a", "#3a9c66", "#a066c8")  # legible on both themes
+COLOURS = ("#4a86d8", "#d9692a", "#3a9c66", "#a066c8", "#2a96a5")  # legible on both themes
 WIDTH_IN, HEIGHT_IN, DOTS = 7.0, 4.2, 130
 
 
-def write(charts: list[Chart], folder: Path) -> list[Path]:
-    """Two files per chart, light and dark, named after it. Raises UsageError without matplotlib."""
+def write(charts: list[Chart], folder: Path, caption: str = "") -> list[Path]:
+    """Two files per chart, light and dark, named after it; `caption` says what was measured.
+
+    Raises UsageError without matplotlib.
+    """
     try:
         library: Any = importlib.import_module("matplotlib")
         figures: Any = importlib.import_module("matplotlib.figure")
@@ -41,15 +44,19 @@ def write(charts: list[Chart], folder: Path) -> list[Path]:
         with library.rc_context(settings):
             figure = figures.Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DOTS, layout="constrained")
             canvases.FigureCanvasAgg(figure)
-            _draw(chart, figure.add_subplot())
+            _draw(chart, figure.add_subplot(), caption)
             path = folder / f"{chart.name}{theme}.png"
             figure.savefig(path)
         found.append(path)
     return found
 
 
-def _draw(chart: Chart, axes: Any) -> None:
-    axes.set_title(chart.title, loc="left", fontsize=12)
+def _draw(chart: Chart, axes: Any, caption: str) -> None:
+    axes.set_title(chart.title, loc="left", fontsize=12, pad=20)
+    axes.annotate(
+        caption, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points",
+        fontsize=8, alpha=0.75,
+    )  # fmt: skip
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     if chart.kind == "shares":
@@ -88,8 +95,9 @@ def _lines(chart: Chart, axes: Any) -> None:
                 [high - y for y, high in zip(one.y, one.high, strict=True)],
             )
         axes.errorbar(
-            one.x, one.y, yerr=spread, color=colour, marker="o", capsize=4, label=one.name
-        )
+            one.x, one.y, yerr=spread, color=colour, capsize=4, label=one.name,
+            marker="" if one.style == "line" else "o", linestyle="" if one.style == "points" else "-",
+        )  # fmt: skip
 
 
 def _bars(chart: Chart, axes: Any) -> None:

@@ -18,9 +18,9 @@ from glm53ctl.render import gib
 _TONES = {verdicts.OK: "good", verdicts.SLOW: "warn", verdicts.TAINTED: "warn"}
 _STYLE = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1b2330;--soft:#566173;--line:#dde2ea;
---s0:#2563b8;--s1:#c2571a;--s2:#2c8a57;--s3:#8a4fb0;--good:#1d7a46;--warn:#9a6200;--bad:#b3261e;--band:#2563b822}
+--s0:#2563b8;--s1:#c2571a;--s2:#2c8a57;--s3:#8a4fb0;--s4:#11737f;--good:#1d7a46;--warn:#9a6200;--bad:#b3261e;--band:#2563b822}
 @media(prefers-color-scheme:dark){:root{--page:#12161c;--card:#1b2129;--ink:#e6eaf0;--soft:#9aa6b6;
---line:#323b47;--s0:#6ea8f0;--s1:#f0965c;--s2:#63c68f;--s3:#c79ae6;--good:#63c68f;--warn:#e0ae4a;--bad:#f28b82;
+--line:#323b47;--s0:#6ea8f0;--s1:#f0965c;--s2:#63c68f;--s3:#c79ae6;--s4:#63c7d4;--good:#63c68f;--warn:#e0ae4a;--bad:#f28b82;
 --band:#6ea8f02e}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
@@ -34,7 +34,7 @@ figcaption{font-size:12.5px;color:var(--soft);padding:2px 12px 0}svg{display:blo
 svg text{font-family:inherit;fill:var(--ink)}svg .title{font-size:15px;font-weight:600}
 svg .label{font-size:12.5px;fill:var(--soft)}svg .tick{font-size:12px;fill:var(--soft)}
 .grid line.grid,svg .grid{stroke:var(--line);stroke-width:1}svg .axis{stroke:var(--soft);stroke-width:1}
-.s0{--c:var(--s0)}.s1{--c:var(--s1)}.s2{--c:var(--s2)}.s3{--c:var(--s3)}.fill,.swatch{fill:var(--c)}
+.s0{--c:var(--s0)}.s1{--c:var(--s1)}.s2{--c:var(--s2)}.s3{--c:var(--s3)}.s4{--c:var(--s4)}.fill,.swatch{fill:var(--c)}
 .stroke{stroke:var(--c);fill:none;stroke-width:2}.thin{stroke-width:1.3}rect.band{fill:var(--band);--c:var(--band)}
 rect.rail{fill:var(--line)}.wide{overflow-x:auto}table{border-collapse:collapse;background:var(--card);width:100%;
 border:1px solid var(--line);border-radius:8px;font-size:14px}th,td{text-align:left;padding:6px 12px;

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from glm53ctl.bench.charts import Chart, Series
+from glm53ctl.bench.chart import Chart, Series
 
 WIDTH, HEIGHT = 560, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 62, 50
@@ -127,7 +127,8 @@ def _x_axis(chart: Chart, frame: Frame) -> Iterator[str]:
     if chart.ticks:
         places = [(float(i), text) for i, text in enumerate(chart.ticks)]
     else:
-        marks = ticks(frame.x_high)
+        shown = (frame.x_high - frame.x_low) / frame.x_high  # of the axis from 0
+        marks = ticks(frame.x_high, math.ceil(5 / max(shown, 0.1)))
         places = [(mark, f"{mark:g}") for mark in marks if frame.x_low <= mark <= frame.x_high]
     for value, text in places:
         x = frame.x(value)
@@ -139,14 +140,15 @@ def _x_axis(chart: Chart, frame: Frame) -> Iterator[str]:
 def _line(series: Series, frame: Frame, number: int) -> Iterator[str]:
     points = [(frame.x(x), frame.y(y)) for x, y in zip(series.x, series.y, strict=True)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    yield f'<polyline class="s{number} stroke" points="{path}"/>'
+    if series.style != "points":
+        yield f'<polyline class="s{number} stroke" points="{path}"/>'
     for i, (x, y) in enumerate(points):
         if series.low:
             low, high = frame.y(series.low[i]), frame.y(series.high[i])
             yield f'<line class="s{number} stroke thin" x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}"/>'
             for end in (low, high):
                 yield f'<line class="s{number} stroke thin" x1="{x - 4:.1f}" x2="{x + 4:.1f}" y1="{end:.1f}" y2="{end:.1f}"/>'
-        if len(points) <= 30:
+        if series.style != "line" and len(points) <= 30:
             yield f'<circle class="s{number} fill" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
 
 
@@ -189,4 +191,5 @@ def _shares(chart: Chart) -> Iterator[str]:
         width = full * max(0.0, min(1.0, share))
         yield f'<rect class="s0 fill" x="{left}" y="{bar:.1f}" width="{width:.1f}" height="{height:.1f}" rx="3"/>'
         yield f'<text class="tick" x="{right + 8}" y="{bar + height / 2 + 4:.1f}">{share:.0%}</text>'
-    yield f'<text class="label" x="{left}" y="{HEIGHT - 13}">{escape(chart.x_label)}, decode of one stream</text>'
+    below = 52 + len(chart.ticks) * room + 10
+    yield f'<text class="label" x="{left}" y="{below:.1f}">{escape(chart.x_label)}, decode of one stream</text>'

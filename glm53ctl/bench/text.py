@@ -60,6 +60,13 @@ def served_words(result: Result) -> str:
     )
 
 
+def caption(result: Result) -> str:
+    """`NVIDIA H200, tiny in exact mode, 2026-11-29`: for a plot on its own."""
+    machine, served = result.machine, result.served
+    where = f"{served.model} in {served.mode} mode"
+    return f"{machine.gpu or machine.cpu}, {where}, {result.created[:10]}"
+
+
 def _quality_rows(result: Result) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     panel = result.panel

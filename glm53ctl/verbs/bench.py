@@ -167,9 +167,9 @@ def _write(result: Result, out: Path | None, html: Path | None, png: Path | None
         html.write_text(report.page(result), encoding="utf-8")
         render.say(f" report   {html}")
     if png is not None:
-        from glm53ctl.bench import charts, png_files
+        from glm53ctl.bench import charts, png_files, text
 
-        for path in png_files.write(charts.charts(result), png):
+        for path in png_files.write(charts.charts(result), png, text.caption(result)):
             render.say(f" plot     {path}")
 
 

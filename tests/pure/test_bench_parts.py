@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 from recorded_machines import record
+from typer.testing import CliRunner
 
+from glm53ctl.bench import ceilings, compare, context, damage, png_files, report, svg, text, verdict
 from glm53ctl.bench import charts as charting
-from glm53ctl.bench import compare, context, damage, png_files, report, svg, text, verdict
 from glm53ctl.bench import result as results
 from glm53ctl.bench.result import Judged, Machine, Result, Served
 from glm53ctl.bench.run import QUICK, Bench
@@ -21,6 +22,7 @@ from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import Mode
 from glm53ctl.predict import Prediction
 from glm53ctl.render import Look
+from glm53ctl.verbs import bench as bench_verb
 
 PANEL = {
     "file": "p.json", "positions": 768, "expected_positions": 768, "mean_kl_top20": 1.6e-5,
@@ -130,7 +132,7 @@ def make(decode=40.0, *, noise=1.0, ram=10e9, **machine):
         },
         phases=(phase(),),
         samples=tuple(
-            {"t_s": float(t), "hits": 100 * t, "misses": 50 * t, "admitted": 20 * t, "slot_bytes": 10**7,
+            {"t_s": float(t), "phase": "sweep", "running": 1, "hits": 100 * t, "misses": 50 * t, "admitted": 20 * t, "slot_bytes": 10**7,
              "cpu_experts": 30 * t, "host_jobs": 10 * t, "link_ms_per_expert": 0.2,
              "host_busy_ms_per_job": 0.4, "layers": 5, "decode_steps": 2 * t,
              "steps": 2 * t, "decode_s": 0.05 * t, "prefill_s": 0.0}
@@ -240,12 +242,13 @@ def test_one_flipped_byte_is_found_by_name(tmp_path):
     assert damage.damaged_tensors(open_checkpoint(folder)) == (f"{name} ({tensor.file.name})",)
 
 
-def test_all_six_plots_are_drawn_and_fit():
+def test_all_plots_are_drawn_and_fit():
     found = charting.charts(make())
     assert [chart.name for chart in found] == [
         "throughput",
         "first-token",
         "ceilings",
+        "roofline",
         "delivery",
         "tiers",
         "lanes",
@@ -262,6 +265,48 @@ def test_all_six_plots_are_drawn_and_fit():
                 assert float(shape.get("x", "0")) + len(shape.text or "") * 6.2 < svg.WIDTH
 
 
+def test_bytes_per_token_are_those_of_the_asked_concurrency():
+    """Sampled in the sweep, stretches of one concurrency apart, the first sample of each left out."""
+
+    def sample(t, running, steps, misses, phase="sweep"):
+        return {"t_s": float(t), "phase": phase, "running": running, "decode_steps": steps,
+                "misses": misses, "slot_bytes": 10}  # fmt: skip
+
+    samples = (
+        sample(0, 1, 0, 0, "stream"), sample(1, 1, 10, 999, "stream"), sample(2, 1, 20, 1999, "stream"),
+        sample(3, 1, 30, 2000), sample(4, 1, 40, 2100), sample(5, 1, 60, 2300),
+        sample(6, 2, 70, 2400), sample(7, 2, 80, 2800), sample(8, 2, 90, 3200), sample(9, 0, 90, 3200),
+    )  # fmt: skip
+    assert ceilings.bytes_per_token(samples, 1, "misses") == 10 * 200 / 20
+    assert ceilings.bytes_per_token(samples, 2, "misses") == 10 * 400 / (10 * 2)
+    assert ceilings.bytes_per_token(samples, 4, "misses") is None
+    assert ceilings.bytes_per_token(samples, 1, "cpu_experts") is None
+
+
+@pytest.mark.parametrize(("tier", "roof"), [(None, 25e9), (15e9, 40e9)])
+def test_the_roof_of_a_gpu_mode_is_the_link_and_the_cpu_tier_if_it_works(tier, roof):
+    gpu = replace(
+        make(), prediction=make().prediction | {"bytes_per_token": None},
+        measured={"h2d_bytes_per_s": 25e9, "tier_bytes_per_s": tier},
+    )  # fmt: skip
+    curve, *points = ceilings.roofline(gpu).series
+    assert curve.x[0] * 1e6 * curve.y[0] == pytest.approx(roof)
+    per_token = 50 * 10**7 / 2  # misses x slot bytes over two steps
+    assert [(one.name, one.x, one.y) for one in points] == [("C1", (per_token / 1e6,), (40.0,))]
+    rows = dict(ceilings.ceiling_rows(gpu))
+    assert rows["link: 4.0 of 25.0 GB/s"] == pytest.approx(0.16)
+    assert len(rows) == (2 if tier is None else 3)
+
+
+def test_a_saved_result_is_shown_again_without_a_server(tmp_path):
+    file, page = tmp_path / "r.json", tmp_path / "deep" / "r.html"
+    file.write_text(make().to_json())
+    done = CliRunner().invoke(bench_verb.app, ["report", str(file), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "decode C1" in done.output
+    assert page.read_text().count("<svg") == 7
+
+
 @pytest.mark.parametrize("high", [0.003, 0.9, 1.0, 7.3, 19.99, 100.0, 123456.0])
 def test_ticks_are_round_and_cover(high):
     marks = svg.ticks(high)
@@ -273,7 +318,7 @@ def test_ticks_are_round_and_cover(high):
 def test_the_report_needs_no_network_and_tells_the_verdict():
     result = replace(make(), verdict=Judged("quality failed", "KL <5>", ("damaged: a & b",)))
     page = report.page(result)
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 7
     assert "quality failed</b> KL &lt;5&gt;" in page
     assert "damaged: a &amp; b" in page
     assert "prefers-color-scheme:dark" in page
