@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def test_the_image_pins_what_the_project_pins():
 def test_the_build_context_holds_what_the_wheel_needs_and_no_more():
     lines = (ROOT / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert all((ROOT / name).exists() for name in allowed)
+    assert all(any(ROOT.glob(name)) for name in allowed)
     assert {
         "glm53ctl",
         "server",
@@ -73,6 +75,16 @@ def test_the_build_context_holds_what_the_wheel_needs_and_no_more():
         "scripts",
         "pyproject.toml",
     } <= allowed
+
+
+def test_the_build_context_holds_every_file_that_the_wheel_takes_from_elsewhere():
+    lines = (ROOT / "docker/Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = [line.removeprefix("!") for line in lines if line.startswith("!")]
+    hook = runpy.run_path(str(ROOT / "scripts/hatch_build.py"))
+    for source in (*hook["_WHEEL_DATA"], "scripts/hatch_build.py", "README.md", "LICENSE"):
+        assert (ROOT / source).exists(), source
+        parents = [source, *(str(folder) for folder in Path(source).parents)]
+        assert any(fnmatch(name, pattern) for name in parents for pattern in allowed), source
 
 
 def test_variables_of_the_image_and_of_the_compose_file_are_known():
