@@ -188,13 +188,16 @@ GLM53_API const char* glm53_last_error(void);
 /* libglm53_cpu.so */
 GLM53_API int glm53_cpu_open(const glm53_cpu_open_args* args, glm53_cpu** out);
 GLM53_API int glm53_cpu_close(glm53_cpu* cpu);
+/* Fault injection for tests: the pool loses a worker, between two jobs or (in_job) inside its next one. */
+GLM53_API int glm53_cpu_lose_worker(glm53_cpu* cpu, uint32_t in_job);
 GLM53_API int glm53_cpu_describe(glm53_cpu* cpu, glm53_cpu_info* out);
 GLM53_API int glm53_cpu_linear_dequant(glm53_cpu* cpu, const glm53_cpu_linear_dequant_args* args);
 GLM53_API int glm53_cpu_linear_forward(glm53_cpu* cpu, const glm53_cpu_linear_forward_args* args);
 GLM53_API int glm53_cpu_expert_forward(glm53_cpu* cpu, const glm53_cpu_expert_forward_args* args);
 GLM53_API int glm53_cpu_tier_mailbox_bytes(uint32_t hidden, uint64_t* out);
 GLM53_API int glm53_cpu_tier_open(glm53_cpu* cpu, const glm53_cpu_tier_args* args, glm53_cpu_tier** out);
-GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier);
+/* ended 0: a thread of the pool never came back. Then its memory, the pool's and the mailbox must stay. */
+GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier, int32_t* ended);
 GLM53_API int glm53_cpu_tier_stats(glm53_cpu_tier* tier, glm53_cpu_tier_counters* out);
 GLM53_API int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted);
 GLM53_API int glm53_cpu_clock_step(const glm53_clock_step_args* args);

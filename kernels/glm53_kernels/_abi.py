@@ -201,6 +201,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int,
         [ctypes.c_void_p],
     ),
+    "glm53_cpu_lose_worker": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_uint32],
+    ),
     "glm53_cpu_describe": (
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_void_p],
@@ -227,7 +231,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "glm53_cpu_tier_close": (
         ctypes.c_int,
-        [ctypes.c_void_p],
+        [ctypes.c_void_p, ctypes.c_void_p],
     ),
     "glm53_cpu_tier_stats": (
         ctypes.c_int,

@@ -128,7 +128,7 @@ class ExpertTable:
 class Closes(Protocol):
     """What shares a pool."""
 
-    def close(self) -> None: ...
+    def close(self) -> object: ...
 
 
 class CpuKernels:
@@ -240,6 +240,10 @@ class CpuKernels:
         args.pick_row = address(picks.row, "picks.row", "int32", picks.count)
         args.pick_weight = address(picks.weight, "picks.weight", "float32", picks.count)
         self._call("glm53_cpu_expert_forward", args)
+
+    def lose_worker(self, *, in_job: bool) -> None:
+        """Fault injection: one worker thread ends, or claims a part of the next job and never returns."""
+        self._library.call("glm53_cpu_lose_worker", self.handle, int(in_job))
 
     @property
     def library(self) -> Library:

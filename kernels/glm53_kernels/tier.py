@@ -84,6 +84,7 @@ class CpuTier:
         self._library.call(
             "glm53_cpu_tier_open", pool.handle, ctypes.byref(args), ctypes.byref(self._handle)
         )
+        self._ended = True
         self._closer = weakref.finalize(self, _close, self._library, self._handle)
         self._calling = threading.Lock()
         self._closed = False
@@ -123,12 +124,21 @@ class CpuTier:
                 raise BadArgument("this tier is closed")
             self._library.call(name, self._handle, out)
 
-    def close(self) -> None:
-        """Stop the tier's threads; waits for a job under way. Idempotent."""
+    def close(self) -> bool:
+        """Stop the tier's threads; waits for a job under way. Idempotent.
+
+        False when a worker never came back from it: then a thread still uses the addresses, the
+        mailbox and the pool, and all of them must stay until the process ends.
+        """
         with self._calling:
             self._closed = True
-        self._closer()
+        ended = self._closer()
+        if ended is not None:
+            self._ended = ended
+        return self._ended
 
 
-def _close(library: Library, handle: ctypes.c_void_p) -> None:
-    library.call("glm53_cpu_tier_close", handle)
+def _close(library: Library, handle: ctypes.c_void_p) -> bool:
+    ended = ctypes.c_int32()
+    library.call("glm53_cpu_tier_close", handle, ctypes.byref(ended))
+    return bool(ended.value)

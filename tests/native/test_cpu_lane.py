@@ -53,7 +53,8 @@ class Residency:
     state = None
 
     def __init__(self) -> None:
-        self.totals = {"steps": 0, "hits": 0, "misses": 0}
+        self.totals = {"steps": 0, "hits": 0, "misses": 0, "admitted": 0}
+        self.gather_times: list[Any] | None = None
 
     def stream(self) -> int:
         return 0
@@ -177,12 +178,17 @@ def test_a_lane_switched_off_leaves_the_step_to_the_gpu(stage: Stage) -> None:
     assert stage.lane.enabled
 
 
-def after_steps(stage: Stage, residency: Any, count: int) -> None:
+def after_steps(stage: Stage, residency: Any, count: int, link_ms: float = 0.6) -> None:
+    """Decode steps; `link_ms` is what the three copies of a layer take where they are timed."""
     for _ in range(count):
         residency.totals["steps"] += LAYERS
         residency.totals["misses"] += 6 * LAYERS
         residency.totals["hits"] += 2 * LAYERS
         stage.lane.after_step(residency)
+        residency.totals["admitted"] += 3 * LAYERS
+        if residency.gather_times is not None:
+            span = SimpleNamespace(elapsed_time=lambda after: after)
+            residency.gather_times += [(span, link_ms)] * LAYERS
 
 
 def test_the_split_follows_every_so_many_steps(stage: Stage) -> None:
@@ -194,10 +200,21 @@ def test_the_split_follows_every_so_many_steps(stage: Stage) -> None:
     assert stage.lane.split.misses == pytest.approx(4.0 + 0.05 * 2.0)
     assert stage.lane.split.hits == pytest.approx(4.0 - 0.05 * 2.0)
     assert stage.lane.split.costs.cpu_s != START.costs.cpu_s
+    assert stage.lane.split.costs.link_s == pytest.approx(2e-4)
     settled = stage.lane.split
     after_steps(stage, residency, TRACK_EVERY)
     assert stage.lane.split.costs == settled.costs, "nothing new was computed on the CPU"
     assert stage.lane.split.misses > settled.misses
+
+
+def test_the_split_follows_the_links_rate_from_timed_copies(stage: Stage) -> None:
+    residency: Any = Residency()
+    stage.lane.track_every = 4
+    after_steps(stage, residency, 4 * 200, link_ms=3 * 0.8)  # four times what was calibrated
+    split = stage.lane.split
+    assert split.costs.link_s == pytest.approx(8e-4, rel=0.01)
+    assert split.share < START.share - 0.2
+    assert residency.gather_times is None, "every step is timed"
 
 
 def test_a_frozen_split_stays(stage: Stage) -> None:

@@ -343,7 +343,9 @@ class FakeLane:
 
 @pytest.fixture
 def tiers(session: Session) -> Any:
-    session.tiers = SimpleNamespace(cpu_lane=FakeLane(), hold_prefill=False)  # pyright: ignore[reportAttributeAccessIssue]
+    session.tiers = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
+        cpu_lane=FakeLane(), stager=None, lookahead=None, hold_prefill=False
+    )
     return session.tiers
 
 
@@ -487,3 +489,65 @@ def test_dropping_everything_makes_a_fresh_generator(session: Session) -> None:
     assert generator() is not first
     assert generator().settings == first.settings
     assert (session.active, session.has_work) == (0, False)
+
+
+class FakeStager:
+    """Books of a cache that can shrink: 64 MiB per chunk."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.given_up = 0
+
+    def make_room(self, device: torch.device) -> int:
+        del device
+        self.given_up += 7
+        return 64 << 20
+
+    def take_back(self, device: torch.device) -> int:
+        del device
+        back, self.given_up = self.given_up, 0
+        return back
+
+
+@pytest.fixture
+def stager(session: Session, tiers: Any, monkeypatch: pytest.MonkeyPatch) -> FakeStager:
+    tiers.stager = FakeStager()
+    monkeypatch.setattr(exl3_session, "make_room", FakeStager.make_room)
+    monkeypatch.setattr(exl3_session, "take_back", FakeStager.take_back)
+    return tiers.stager
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    ],
+)
+def test_a_full_card_fails_the_job_shrinks_the_cache_and_grows_it_later(
+    session: Session, stager: FakeStager, refused: BaseException
+) -> None:
+    job = started(session, request())
+    (failed,) = play(session, {"job": job, "stage": "error", "eos": True, "error": refused})
+    assert (failed.error.status, failed.error.code) == (503, "out_of_vram")
+    assert "64 MiB" in failed.error.message
+    assert stager.given_up == 7
+    assert not session.has_work
+    started(session, request("next"))
+    assert stager.given_up == 0, "nothing was running: what fits is taken back"
+
+
+def test_the_cache_does_not_grow_while_something_runs(session: Session, stager: FakeStager) -> None:
+    started(session, request("runs"))
+    stager.given_up = 3
+    started(session, request("joins"))
+    assert stager.given_up == 3
+
+
+def test_a_cuda_failure_inside_one_job_concerns_the_engine(session: Session) -> None:
+    job = started(session, request())
+    broken = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        play(session, {"job": job, "stage": "error", "eos": True, "error": broken})

@@ -37,7 +37,7 @@ class FakeSession:
         self.filters: list[Any] = []
         self.scripts = list(scripts)
         self.length = length
-        self.dropped = 0
+        self.dropped = self.rooms = 0
         self.cancelled: list[str] = []
         self.rebuild_error: Exception | None = None
         self.threads: set[int] = set()
@@ -80,6 +80,10 @@ class FakeSession:
 
     def score(self, request: GenRequest) -> PromptScores:
         return PromptScores(())
+
+    def out_of_memory(self) -> EngineError:
+        self.rooms += 1
+        return EngineError("GPU memory ran out", status=503, code="out_of_vram")
 
     def drop_all(self) -> None:
         self.dropped += 1
@@ -346,13 +350,24 @@ def test_a_session_that_cannot_be_rebuilt_loses_the_engine() -> None:
     assert isinstance(events[-1], Failed)
 
 
-def test_running_out_of_memory_loses_a_step_not_the_engine() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+)
+def test_running_out_of_memory_loses_a_step_not_the_engine(error: Exception) -> None:
     async def scenario() -> None:
-        session = FakeSession(raising(torch.OutOfMemoryError("CUDA out of memory")))
+        session = FakeSession(raising(error))
         async with running(session) as worker:
             one, two = job("one"), job("two")
             worker.add(one, None)
-            assert isinstance((await read(one))[-1], Failed)
+            failed = (await read(one))[-1]
+            assert isinstance(failed, Failed)
+            assert (failed.error.status, failed.error.code) == (503, "out_of_vram")
+            assert (session.rooms, session.dropped) == (1, 1)
             worker.add(two, None)
             assert isinstance((await read(two))[-1], Done)
             assert worker.lost is None

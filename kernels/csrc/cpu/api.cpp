@@ -111,7 +111,7 @@ std::unique_ptr<glm53_cpu> opened(const glm53_cpu_open_args& args) {
               args.precision);
   const Kernels& kernels = select_kernels(args.isa);
   return std::unique_ptr<glm53_cpu>(new glm53_cpu{
-      kernels, exact ? kernels.exact : kernels.fast, {args.threads, cpus}, {}, {}});
+      kernels, exact ? kernels.exact : kernels.fast, {args.threads, cpus}, {}, {}, {}});
 }
 
 glm53_cpu& checked_handle(glm53_cpu* cpu) {
@@ -154,7 +154,18 @@ int glm53_cpu_open(const glm53_cpu_open_args* args, glm53_cpu** out) {
 }
 
 int glm53_cpu_close(glm53_cpu* cpu) {
-  return guard([&] { delete &checked_handle(cpu); });
+  return guard([&] {
+    glm53_cpu& handle = checked_handle(cpu);
+    if (!handle.abandoned) delete &handle;
+  });
+}
+
+int glm53_cpu_lose_worker(glm53_cpu* cpu, uint32_t in_job) {
+  return guard([&] {
+    glm53_cpu& handle = checked_handle(cpu);
+    GLM53_CHECK(handle.pool.threads() > 1, "a pool of one thread has no worker to lose");
+    handle.pool.lose_worker(in_job ? Pool::Loss::kInJob : Pool::Loss::kBetweenJobs);
+  });
 }
 
 int glm53_cpu_describe(glm53_cpu* cpu, glm53_cpu_info* out) {

@@ -1,6 +1,7 @@
 /* What a glm53_cpu handle is, for the translation units of the C border. */
 #pragma once
 
+#include <atomic>
 #include <mutex>
 
 #include "abi.h"
@@ -15,6 +16,7 @@ struct glm53_cpu {
   glm53::Pool pool;
   glm53::Scratch scratch;
   std::mutex mutex;
+  std::atomic<bool> abandoned{false};  // a thread that never came back still uses all this
 
   glm53::Engine engine() { return {pool, arithmetic, kernels.dense}; }
 };

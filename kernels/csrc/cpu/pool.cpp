@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "core/check.h"
 
@@ -78,7 +79,7 @@ void Pool::run_loop(std::uint32_t items, Call call, void* context) {
   finished_.store(0, std::memory_order_release);
   loop_.store(std::uint64_t{generation} << 32, std::memory_order_release);
   loop_.notify_all();
-  work(generation);
+  work(generation, false);
   for (std::uint32_t polls = 0;; ++polls) {
     const std::uint32_t finished = finished_.load(std::memory_order_acquire);
     if (finished == items) return;
@@ -90,7 +91,11 @@ void Pool::run_loop(std::uint32_t items, Call call, void* context) {
   }
 }
 
-void Pool::work(std::uint32_t generation) {
+bool Pool::lost(Loss how) {
+  return loss_.load(std::memory_order_relaxed) == how && loss_.compare_exchange_strong(how, Loss::kNone);
+}
+
+void Pool::work(std::uint32_t generation, bool worker) {
   std::uint64_t loop = loop_.load(std::memory_order_acquire);
   for (;;) {
     const std::uint32_t items = items_.load(std::memory_order_acquire);
@@ -99,6 +104,9 @@ void Pool::work(std::uint32_t generation) {
     const std::uint32_t item = static_cast<std::uint32_t>(loop);
     if (generation_of(loop) != generation || item >= items) return;
     if (!loop_.compare_exchange_weak(loop, loop + 1, std::memory_order_acq_rel)) continue;
+    if (worker && lost(Loss::kInJob)) {
+      for (;;) pause();
+    }
     call(context, item);
     if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) finished_.notify_one();
     loop = loop_.load(std::memory_order_acquire);
@@ -119,7 +127,8 @@ void Pool::serve() {
       continue;
     }
     seen = generation_of(loop);
-    work(seen);
+    if (lost(Loss::kBetweenJobs)) return;
+    work(seen, true);
   }
 }
 

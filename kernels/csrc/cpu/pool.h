@@ -28,6 +28,11 @@ class Pool {
   static constexpr std::uint32_t kDefaultPolls = 2000;
   void set_polls(std::uint32_t polls) { polls_.store(polls, std::memory_order_relaxed); }
 
+  /* Fault injection: one worker is lost the next time it takes part. Between two jobs its thread ends;
+   * in a job it claims an item and never comes back, as a thread on a dead core would. */
+  enum class Loss : std::uint32_t { kNone, kBetweenJobs, kInJob };
+  void lose_worker(Loss how) { loss_.store(how); }
+
   /* body(item) for every item in [0, items), in any order, on any thread; returns when all are done.
    * body must not throw. */
   template <class Body>
@@ -40,7 +45,8 @@ class Pool {
   using Call = void (*)(void*, std::uint32_t);
 
   void run_loop(std::uint32_t items, Call call, void* context);
-  void work(std::uint32_t generation);
+  void work(std::uint32_t generation, bool worker);
+  bool lost(Loss how);
   void serve();
   void stop();
 
@@ -50,6 +56,7 @@ class Pool {
   std::atomic<Call> call_{nullptr};
   std::atomic<void*> context_{nullptr};
   std::atomic<bool> stopping_{false};
+  std::atomic<Loss> loss_{Loss::kNone};
   std::atomic<std::uint32_t> polls_{kDefaultPolls};
   alignas(64) std::atomic<std::uint32_t> finished_{0};
 };

@@ -43,11 +43,19 @@ Tier::Tier(glm53_cpu& cpu, const TierShape& shape, const glm53_expert* tables, M
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-Tier::~Tier() {
+bool Tier::end() {
   stopping_.store(true);
-  server_.join();
   watchdog_.join();
+  const std::uint64_t until = now_ns() + 1'000'000u * (std::uint64_t{shape_.watchdog_ms} + 1000u);
+  while (!served_all_.load() && now_ns() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (!served_all_.load()) {
+    cpu_.abandoned.store(true);
+    server_.detach();
+    return false;
+  }
+  server_.join();
   cpu_.pool.set_polls(Pool::kDefaultPolls);
+  return true;
 }
 
 TierCounters Tier::counters() const {
@@ -77,6 +85,7 @@ void Tier::serve() {
     finish(posted);
     served_.store(posted, std::memory_order_release);
   }
+  served_all_.store(true);
 }
 
 /* An aborted job was finished by the watchdog already; a late result must not move `done` back. */

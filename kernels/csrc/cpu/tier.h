@@ -30,12 +30,15 @@ class Tier {
  public:
   /* tables has layers * experts entries and is copied; mailbox must outlive the tier. */
   Tier(glm53_cpu& cpu, const TierShape& shape, const glm53_expert* tables, Mailbox* mailbox);
-  ~Tier();
+  ~Tier() = default;
   Tier(const Tier&) = delete;
   Tier& operator=(const Tier&) = delete;
 
   TierCounters counters() const;
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  /* Stop both threads. False when a job did not come back in the watchdog's time: the thread that waits
+   * for it goes on, so this object, the pool and the mailbox must stay where they are. Call it once. */
+  bool end();
   /* Accept jobs again. False while a job that was given up is still to be computed. */
   bool reset();
 
@@ -49,7 +52,7 @@ class Tier {
   const TierShape shape_;
   const std::vector<glm53_expert> tables_;
   Mailbox* const mailbox_;
-  std::atomic<bool> stopping_{false}, aborted_{false};
+  std::atomic<bool> stopping_{false}, aborted_{false}, served_all_{false};
   std::atomic<std::uint32_t> served_{0};  // the last job whose computation ended
   std::atomic<std::uint64_t> jobs_{0}, experts_{0}, picks_{0}, busy_ns_{0}, empty_ns_{0}, max_busy_ns_{0},
       timeouts_{0};

@@ -40,10 +40,11 @@ int glm53_cpu_tier_open(glm53_cpu* cpu, const glm53_cpu_tier_args* args, glm53_c
   });
 }
 
-int glm53_cpu_tier_close(glm53_cpu_tier* tier) {
+int glm53_cpu_tier_close(glm53_cpu_tier* tier, int32_t* ended) {
   return guard([&] {
-    GLM53_CHECK(tier != nullptr, "tier is null");
-    delete tier;
+    GLM53_CHECK(tier != nullptr && ended != nullptr, "tier or ended is null");
+    *ended = tier->tier.end();
+    if (*ended) delete tier;
   });
 }
 

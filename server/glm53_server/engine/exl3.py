@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from glm53_kernels import CpuKernels, KernelError
@@ -21,6 +22,7 @@ from glm53_server.engine.base import (
 )
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory
+from glm53_server.engine.exl3_memory import explain, read_limits
 from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, load_model
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
@@ -29,6 +31,7 @@ from glm53_server.engine.jobs import Bounds, Job
 from glm53_server.moe.arena import PinRefused
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.pressure import is_out_of_memory
 from glm53_server.moe.routing_trace import RoutingTrace, TraceSpec
 from glm53_server.moe.split import LaneCosts, SplitState
 from glm53ctl.checkpoint import open_checkpoint
@@ -41,6 +44,25 @@ class GpuUnusable(StartFailed):
 
     error_id = "GPU-010"
     child_exit = ChildExit.NO_GPU
+
+
+class PinLimit(StartFailed):
+    """Host memory for the experts was refused: the message names the limit, the hint the way out."""
+
+    error_id = "MEM-002"
+    child_exit = ChildExit.NO_MEMORY
+
+    @classmethod
+    def of(cls, err: PinRefused) -> PinLimit:
+        limit, fix = explain(read_limits(), err.pinned_bytes, err.wanted_bytes)
+        return cls(f"{err}: {limit}", hint=fix)
+
+
+class VramTaken(StartFailed):
+    """VRAM that the plan counts on is in use by another process."""
+
+    error_id = "MEM-003"
+    child_exit = ChildExit.NO_MEMORY
 
 
 class UnsupportedRuntime(StartFailed):
@@ -137,7 +159,7 @@ class Exl3Engine:
 
 
 def load(plan: Plan, progress: Progress) -> Exl3Engine:
-    """Load plan.model on plan.gpu. Raises BadModel, GpuUnusable, UnsupportedRuntime or MemoryError."""
+    """Load plan.model on plan.gpu. Raises BadModel, GpuUnusable, UnsupportedRuntime, PinLimit or VramTaken."""
     started = time.monotonic()
     if plan.gpu is None:
         raise UsageError("a plan for the exl3 engine needs a gpu section")
@@ -156,9 +178,14 @@ def load(plan: Plan, progress: Progress) -> Exl3Engine:
             str(err), hint="pip install 'glm53ctl[cuda]' and `make kernels`"
         ) from err
     except PinRefused as err:
-        raise MemoryError(
-            f"{err}. Raise the memlock limit (ulimit -l unlimited) or free RAM"
-        ) from err
+        raise PinLimit.of(err) from err
+    except RuntimeError as err:
+        if is_out_of_memory(err):
+            raise VramTaken(
+                f"VRAM was taken after sizing: {str(err).splitlines()[0]}",
+                hint="nvidia-smi shows who holds it; end that process, then `glm53ctl up` again",
+            ) from err
+        raise
     session = Session(
         loaded, tiers, max_batch=plan.limits.max_batch, chunk_tokens=plan.limits.chunk_tokens
     )
@@ -219,15 +246,20 @@ def _tiers(
         gpu.lookahead_experts,
         heat_file=Path(gpu.heat_file) if gpu.heat_file and spec is None else None,
     )
-    try:
+    with ExitStack() as undo:
+        undo.callback(loaded.arena.close)  # a load that fails leaves nothing pinned
         lane = None if tier is None else _cpu_lane(loaded, kernels, plan, tier)
-        tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
-    except RuntimeError as err:
-        if "out of memory" in str(err).lower():
-            raise MemoryError(f"VRAM was taken after sizing: {err}") from err
-        raise BadModel(f"{loaded.config.directory}: {err}") from err
-    if lane is not None and tier is not None:
-        set_split(lane, tiers.residency, tier)
+        if lane is not None:
+            undo.callback(lane.close)
+        try:
+            tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
+        except RuntimeError as err:
+            if is_out_of_memory(err):
+                raise
+            raise BadModel(f"{loaded.config.directory}: {err}") from err
+        if lane is not None and tier is not None:
+            set_split(lane, tiers.residency, tier)
+        undo.pop_all()
     return tiers
 
 

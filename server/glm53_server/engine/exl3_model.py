@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from glm53_server.engine.exl3_loader import ExpertLoader
 from glm53_server.moe.arena import ExpertArena
 from glm53_server.moe.cpu_tier import ExpertScales, ExpertShape
 from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.pressure import LEAST_FREE_BYTES
 
 Progress = Callable[[str, int, int], None]
 
@@ -97,27 +99,30 @@ def load_model(
         config.infer_params.moe_cpu_threads = options.cpu_split_threads
     loader = ExpertLoader(config, options.dummy, options.device)
     arena: ExpertArena | None = None
-    if kernels is not None:
-        arena = ExpertArena(loader.layout(), kernels, options.fill_threads)
-        loader.use_arena(arena)
-        arena.start_filling(loader.filler(), lambda done, total: progress("experts", done, total))
-    config.stc.get_tensor = loader.get_tensor
-    model = Model.from_config(config)
-    cache = Cache(model, max_num_tokens=options.cache_tokens, max_batch_size=options.max_batch)
-    model.load(device=options.device, max_chunk_size=options.chunk_tokens)
-    if arena is not None:
-        for row in range(arena.layout.layers):
-            arena.wait_layer(row)
-        phases.seconds |= {
-            "fill": arena.fill_s, "pin": arena.pin_s, "arena": arena.ready_s, "arena_wait": arena.wait_s,
-        }  # fmt: skip
-    phases.done("load")
-    tokenizer = Tokenizer.from_config(config)
-    device = torch.device(options.device)
-    loaded = LoadedModel(model, config, cache, tokenizer, device, arena, phase_s=phases.seconds)
-    check_loaded(loaded)
-    progress("warmup", 0, 1)
-    loaded.activation_bytes = _warm_up(loaded, options)
+    with ExitStack() as undo:
+        if kernels is not None:
+            arena = ExpertArena(loader.layout(), kernels, options.fill_threads)
+            undo.callback(arena.close)  # a load that fails leaves nothing pinned
+            loader.use_arena(arena)
+            arena.start_filling(loader.filler(), lambda done, all_: progress("experts", done, all_))
+        config.stc.get_tensor = loader.get_tensor
+        model = Model.from_config(config)
+        cache = Cache(model, max_num_tokens=options.cache_tokens, max_batch_size=options.max_batch)
+        model.load(device=options.device, max_chunk_size=options.chunk_tokens)
+        if arena is not None:
+            for row in range(arena.layout.layers):
+                arena.wait_layer(row)
+            phases.seconds |= {
+                "fill": arena.fill_s, "pin": arena.pin_s, "arena": arena.ready_s, "arena_wait": arena.wait_s,
+            }  # fmt: skip
+        phases.done("load")
+        tokenizer = Tokenizer.from_config(config)
+        device = torch.device(options.device)
+        loaded = LoadedModel(model, config, cache, tokenizer, device, arena, phase_s=phases.seconds)
+        check_loaded(loaded)
+        progress("warmup", 0, 1)
+        loaded.activation_bytes = _warm_up(loaded, options)
+        undo.pop_all()
     phases.done("warmup")
     progress("warmup", 1, 1)
     return loaded
@@ -136,7 +141,12 @@ def _warm_up(loaded: LoadedModel, options: LoadOptions) -> int:
     )
     torch.cuda.synchronize(loaded.device)
     if failed:
-        raise RuntimeError(f"warm-up passes failed: {', '.join(failed)}")
+        words = f"warm-up passes failed: {', '.join(failed)}"
+        torch.cuda.empty_cache()
+        free_bytes, _ = torch.cuda.mem_get_info(loaded.device)
+        if free_bytes < LEAST_FREE_BYTES:  # exllamav3 prints what a pass raised and goes on
+            raise torch.OutOfMemoryError(f"{words}: out of memory, {free_bytes >> 20} MiB are free")
+        raise RuntimeError(words)
     return torch.cuda.max_memory_allocated(loaded.device) - resting
 
 

@@ -33,6 +33,7 @@ from glm53_server.engine.exl3_sampler import make_sampler
 from glm53_server.engine.exl3_scores import generated_scores, score_rows
 from glm53_server.engine.exl3_stats import tier_stats
 from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.pressure import is_out_of_memory, make_room, take_back
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class Session:
                 f"the prompt has {len(request.prompt_ids)} tokens; the cache holds {self.loaded.cache.max_num_tokens}",
                 status=400, code="context_length_exceeded", param="prompt",
             )  # fmt: skip
-        self._recover_lane()
+        self._recover()
         max_new = min(request.max_tokens, room)
         job = Job(
             input_ids=torch.tensor([request.prompt_ids], dtype=torch.long),
@@ -209,11 +210,28 @@ class Session:
         finally:
             lane.enabled = enabled
 
-    def _recover_lane(self) -> None:
-        """Between requests, try a CPU tier again that was switched off."""
-        lane = self.tiers.cpu_lane if self.tiers is not None else None
-        if lane is not None and not lane.enabled and not self._running:
+    def _recover(self) -> None:
+        """Between requests, try a CPU tier again that was switched off, and VRAM that was given up."""
+        if self.tiers is None or self._running:
+            return
+        lane, stager = self.tiers.cpu_lane, self.tiers.stager
+        if lane is not None and not lane.enabled:
             lane.recover()
+        if stager is not None and stager.given_up:
+            take_back(stager, self.loaded.device)
+
+    def out_of_memory(self) -> EngineError:
+        """An allocation was refused: make room in VRAM; returns what the failed requests are told."""
+        stager = self.tiers.stager if self.tiers is not None else None
+        given = 0
+        if stager is not None:
+            given = make_room(stager, self.loaded.device)
+        log.warning("GPU memory ran out; the expert cache gave %d MiB back", given >> 20)
+        return EngineError(
+            "GPU memory ran out: another process took what was free. The expert cache gave "
+            f"{given >> 20} MiB back; send the request again, or free the GPU",
+            status=503, code="out_of_vram",
+        )  # fmt: skip
 
     def _refresh_stats(self) -> None:
         now = time.monotonic()
@@ -226,9 +244,17 @@ class Session:
         if stage == "prefill":
             yield PromptProgress(int(result["curr_progress"]), int(result["max_progress"]))
         elif stage == "error":
-            yield Failed(EngineError(f"generation failed: {result['error']}"))
+            yield Failed(self._job_error(result["error"]))
         elif stage == "streaming":
             yield from self._streaming_events(running, result)
+
+    def _job_error(self, err: BaseException) -> EngineError:
+        """What exllamav3 caught for one job. A CUDA failure concerns the engine: it is raised."""
+        if is_out_of_memory(err):
+            return self.out_of_memory()
+        if isinstance(err, torch.AcceleratorError):
+            raise err
+        return EngineError(f"generation failed: {err}")
 
     def _streaming_events(self, running: _Running, result: dict[str, Any]) -> Iterator[Event]:
         parts = [result, result["held"]] if result["eos"] and "held" in result else [result]
@@ -286,8 +312,14 @@ class Session:
                 self.tiers.residency.save_heat(self.tiers.heat_file)
             except OSError as err:
                 log.warning("the cache's heat was not saved: %s", err)
-        if self.tiers is not None and self.tiers.cpu_lane is not None:
-            self.tiers.cpu_lane.close()
+        if self.tiers is not None and self.tiers.lookahead is not None:
+            self.tiers.lookahead.close()
+        if (
+            self.tiers is not None
+            and self.tiers.cpu_lane is not None
+            and not self.tiers.cpu_lane.close()
+        ):
+            log.warning("a thread of the CPU tier never came back; its memory stays until the end")
         self.loaded.model.unload()
         if self.loaded.arena is not None:
             self.loaded.arena.close()

@@ -47,7 +47,8 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
     if tiers.stager is not None:
         stage = asdict(tiers.stager.stats)
         body["elastic"] = {
-            key: stage.pop(key) for key in ("enter", "exit", "realloc_fail", "refilled")
-        } | {"in_prefill": tiers.stager.in_prefill}
+            key: stage.pop(key)
+            for key in ("enter", "exit", "realloc_fail", "refilled", "shrunk", "regrown")
+        } | {"in_prefill": tiers.stager.in_prefill, "given_up": tiers.stager.given_up}
         body["stage"] = stage | {"per_buffer": tiers.stager.capacity}
     return body

@@ -86,7 +86,7 @@ def build_tiers(
             residency.slot_address[: plan.total].copy_(
                 torch.tensor(memory.addresses(), dtype=torch.int64)
             )
-        stager = PrefillStager(residency, memory)
+        stager = PrefillStager(residency, memory, budget.reserve)
     tiers = ExpertTiers(
         residency, stager, stage_rows=stage_rows, route_override=trace, cpu_lane=cpu_lane
     )

@@ -19,6 +19,7 @@ import torch
 from glm53_server.engine.base import Done, EngineError, Event, Failed, FinishReason, Tokens
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.jobs import Counters, Job
+from glm53_server.moe.pressure import is_out_of_memory
 
 log = logging.getLogger(__name__)
 Command = Callable[[], None]
@@ -125,9 +126,9 @@ class Exl3Worker:
             job.end(Failed(err))
             return
         except (RuntimeError, AssertionError, ValueError) as err:
-            self._step_failed(err)
+            told = self._step_failed(err)
             self.counters.failed += 1
-            job.end(Failed(EngineError(f"the request could not be started: {err}")))
+            job.end(Failed(told))
             return
         self._jobs[job.request.request_id] = job
 
@@ -171,17 +172,24 @@ class Exl3Worker:
             self.counters.failed += isinstance(last, Failed)
             self._jobs.pop(request_id, None)
 
-    def _step_failed(self, err: BaseException) -> None:
+    def _step_failed(self, err: BaseException) -> EngineError:
+        """End what runs and start afresh, or give the engine up; returns what was said."""
         log.exception("a step of the engine failed")
-        self._end_all(EngineError(f"the engine failed: {err}"))
-        if isinstance(err, torch.AcceleratorError) and not isinstance(err, torch.OutOfMemoryError):
+        told = EngineError(f"the engine failed: {err}")
+        full = is_out_of_memory(err)
+        if isinstance(err, torch.AcceleratorError) and not full:
+            self._end_all(told)
             self.lost = str(err).splitlines()[0]
-            return
+            return told
         try:
+            if full:
+                told = self._session.out_of_memory()
             torch.cuda.empty_cache()
             self._session.drop_all()
         except RuntimeError as again:
             self.lost = f"{err}; rebuilding failed: {again}"
+        self._end_all(told)
+        return told
 
     def _end_all(self, error: EngineError) -> None:
         for job in self._jobs.values():

@@ -8,6 +8,7 @@ filled and pinned one after the other by a background thread while the rest of t
 from __future__ import annotations
 
 import mmap
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,10 +21,16 @@ from glm53_kernels.cuda import CudaKernelError, CudaKernels
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
+SWITCH_INTERVAL_S = 2e-4
 
 
 class PinRefused(MemoryError):
-    """The driver or the kernel refused to pin host memory; the message says how far it came."""
+    """The driver or the kernel refused host memory after `pinned_bytes` of `wanted_bytes`."""
+
+    def __init__(self, message: str, pinned_bytes: int, wanted_bytes: int) -> None:
+        super().__init__(message)
+        self.pinned_bytes = pinned_bytes
+        self.wanted_bytes = wanted_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class ExpertArena:
     """Owns the mapping and its registrations. `home` is the device alias of record 0.
 
     A layer is pinned right after it was filled: touched pages register several times faster, and
-    the next layer is filled meanwhile. Raises PinRefused from wait_layer when pinning is refused.
+    the next layer is filled meanwhile. Raises PinRefused when the mapping is refused, and from
+    wait_layer when pinning is; `close` then gives back what was pinned.
     """
 
     def __init__(self, layout: RecordLayout, kernels: CudaKernels, threads: int) -> None:
@@ -74,7 +82,14 @@ class ExpertArena:
         else:
             self._group = 1
         size = -(-layout.total_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as err:
+            raise PinRefused(
+                f"{size / 2**30:.1f} GiB of host memory could not be mapped: {err.strerror}",
+                0,
+                size,
+            ) from err
         self._map.madvise(mmap.MADV_HUGEPAGE)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8, count=size)
         self.home = self.bytes.data_ptr()
@@ -82,6 +97,7 @@ class ExpertArena:
         self._ready = [threading.Event() for _ in range(layout.layers)]
         self._error: BaseException | None = None
         self._threads = threads
+        self._closing = False
         self._worker: threading.Thread | None = None
         self.filled_bytes = 0
         # fill_s and pin_s overlap; ready_s is from the start to the last pin, wait_s what callers waited.
@@ -114,6 +130,10 @@ class ExpertArena:
 
     def _fill_all(self, fill: FillLayer, progress: Callable[[int, int], None]) -> None:
         began = time.perf_counter()
+        # Each piece needs the interpreter twice for a moment, while the model's own loading keeps it
+        # busy: at the usual 5 ms per turn the readers would mostly wait for theirs.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             with (
                 ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
@@ -121,6 +141,8 @@ class ExpertArena:
             ):
                 pins = []
                 for first in range(0, self.layout.layers, self._group):
+                    if self._closing or any(pin.done() and pin.exception() for pin in pins):
+                        break  # what follows would be filled for nothing
                     started = time.perf_counter()
                     last = min(first + self._group, self.layout.layers)
                     for layer in range(first, last):
@@ -136,6 +158,8 @@ class ExpertArena:
             self._error = err
             for event in self._ready:
                 event.set()
+        finally:
+            sys.setswitchinterval(interval)
 
     def _pin(self, first: int, last: int) -> None:
         started = time.perf_counter()
@@ -145,15 +169,19 @@ class ExpertArena:
         try:
             alias = self._kernels.host_register(address, size)
         except CudaKernelError as err:
-            pinned = first * self.layout.layer_bytes
+            pinned, wanted = first * self.layout.layer_bytes, self.layout.total_bytes
             raise PinRefused(
-                f"pinning stopped at {pinned / 2**30:.1f} of {self.layout.total_bytes / 2**30:.1f} GiB: {err}"
+                f"pinning stopped at {pinned / 2**30:.1f} of {wanted / 2**30:.1f} GiB: {err}",
+                pinned,
+                wanted,
             ) from err
+        self._registered.append(address)
         if alias != address:
             raise PinRefused(
-                "the device alias of pinned memory differs from its host address (no UVA)"
+                "the device alias of pinned memory differs from its host address (no UVA)",
+                0,
+                self.layout.total_bytes,
             )
-        self._registered.append(address)
         self.pin_s += time.perf_counter() - started
         for layer in range(first, last):
             self._ready[layer].set()
@@ -168,7 +196,8 @@ class ExpertArena:
             raise self._error
 
     def close(self) -> None:
-        """Unpin. The GPU must have no work left that reads the arena."""
+        """Unpin, after the layer that is being filled. The GPU must have no work left that reads it."""
+        self._closing = True
         if self._worker is not None:
             self._worker.join()
         for address in self._registered:

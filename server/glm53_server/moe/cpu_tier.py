@@ -62,7 +62,7 @@ class CpuLane:
     ) -> None:
         self._cuda = cuda
         self._shape = shape
-        self._scales = scales  # the native tier keeps their addresses
+        self._arena, self._scales = arena, scales  # the native tier keeps their addresses
         size = CpuTier.mailbox_bytes(pool, shape.hidden)
         self._map = mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._mailbox = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -84,6 +84,8 @@ class CpuLane:
         self._steps = 0
         self._seen = (0, 0, 0, 0, 0)
         self._busy_s = 0.0
+        self._timed_from: int | None = None  # admissions when the timing of copies began
+        self.track_every = TRACK_EVERY
 
     def fill(self, step: StepStruct, x: torch.Tensor, weights: torch.Tensor) -> None:
         """Add the CPU tier's part to a step: x fp16 [rows, hidden], weights fp16 [rows, picks]."""
@@ -126,17 +128,36 @@ class CpuLane:
         return self.enabled
 
     def after_step(self, residency: Residency) -> None:
-        """Once per decode step; every TRACK_EVERY steps the split follows what was measured."""
+        """Once per decode step; every `track_every` steps (two at least) the split follows what was measured.
+
+        The copies of the step before are timed for it.
+        """
         self._steps += 1
-        if self._steps % TRACK_EVERY or self.split.frozen:
+        if self.split.frozen:
+            return
+        if (self._steps + 1) % self.track_every == 0 and residency.gather_times is None:
+            self._timed_from = residency.counters()["admitted"]
+            residency.gather_times = []
+            return
+        if self._steps % self.track_every:
             return
         counters = residency.counters()
+        link_experts, link_busy_s = self._timed_copies(residency, counters["admitted"])
         stats = self._tier.stats()
         now = (counters["steps"], counters["hits"], counters["misses"], stats.experts, stats.jobs)
         layers, hits, misses, experts, jobs = (a - b for a, b in zip(now, self._seen, strict=True))
         busy_s = stats.busy_ns / 1e9 - self._busy_s
         self._seen, self._busy_s = now, stats.busy_ns / 1e9
-        self.split = track(self.split, LaneSample(layers, hits, misses, experts, jobs, busy_s))
+        sample = LaneSample(layers, hits, misses, experts, jobs, busy_s, link_experts, link_busy_s)
+        self.split = track(self.split, sample)
+
+    def _timed_copies(self, residency: Residency, admitted: int) -> tuple[int, float]:
+        """(experts copied, seconds) since the timing began; ends it. The device must be idle."""
+        if self._timed_from is None:
+            return 0, 0.0
+        spans, residency.gather_times = residency.gather_times or [], None
+        copied, self._timed_from = admitted - self._timed_from, None
+        return copied, sum(before.elapsed_time(after) for before, after in spans) / 1e3
 
     def stats(self) -> dict[str, object]:
         """Counters for /stats (names of the existing deployment where the meaning is the same)."""
@@ -159,10 +180,17 @@ class CpuLane:
             "fixed_ms_per_layer": round(costs.fixed_s * 1e3, 4),
         }
 
-    def close(self) -> None:
-        """Stop the native thread. The GPU must have no step in flight."""
-        self._tier.close()
+    def close(self) -> bool:
+        """Stop the native thread. The GPU must have no step in flight.
+
+        False when a worker of the pool was lost inside a job: a thread still waits for it, so what it
+        may touch is kept for good.
+        """
+        ended = self._tier.close()
         self._cuda.host_unregister(self._mailbox)
+        if not ended:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        return ended
 
 
 def _addresses(arena: ExpertArena, scales: Sequence[ExpertScales]) -> list[tuple[int, ...]]:

@@ -21,7 +21,10 @@ REFILL_BATCH = 32  # slots per background copy batch
 
 @dataclass(slots=True)
 class StageStats:
-    """Counters of staging; `bytes` crossed the link, `overflow` experts were read in place."""
+    """Counters of staging; `bytes` crossed the link, `overflow` experts were read in place.
+
+    `shrunk` slots were given up to other processes, `regrown` of them came back.
+    """
 
     forwards: int = 0
     layers: int = 0
@@ -32,6 +35,8 @@ class StageStats:
     realloc_fail: int = 0
     enter: int = 0
     exit: int = 0
+    shrunk: int = 0
+    regrown: int = 0
     begin_ms: float = 0.0
 
 
@@ -100,8 +105,9 @@ class PrefillStager:
     prefill chunk); nothing else waits for the device.
     """
 
-    def __init__(self, residency: Residency, memory: SlotMemory) -> None:
+    def __init__(self, residency: Residency, memory: SlotMemory, reserve_bytes: int = 0) -> None:
         self._residency = residency
+        self.reserve_bytes = reserve_bytes  # VRAM to keep free beside the cache
         self._memory = memory
         self._copy_stream = torch.cuda.Stream(residency.device)
         self._pass: Pass | None = None
@@ -272,6 +278,33 @@ class PrefillStager:
         event = torch.cuda.Event()
         event.record(self._copy_stream)
         self._in_flight = (event, first, keys)
+
+    def shrink(self, wanted_bytes: int) -> int:
+        """Give up cached experts at the end of the base; returns the bytes. Nothing may be running."""
+        if wanted_bytes <= 0:
+            return 0
+        self.end_pass()
+        self._cancel_refill()
+        first, count = self._memory.last_chunks(wanted_bytes)
+        self._residency.evict(first, count, lock=True)
+        self._memory.give_up(first)
+        self.stats.shrunk += count
+        return count * self._residency.layout.record_bytes
+
+    @property
+    def given_up(self) -> int:
+        """Slots that wait for memory."""
+        return self._memory.plan.base - self._memory.base_held
+
+    def regrow(self, spare_bytes: int) -> int:
+        """Take given-up slots again as far as the bytes reach; returns how many."""
+        first, count = self._memory.grow(spare_bytes)
+        if count:
+            addresses = torch.tensor(self._memory.addresses(), dtype=torch.int64)
+            self._residency.slot_address.copy_(addresses)
+            self._residency.evict(first, count, lock=False)
+            self.stats.regrown += count
+        return count
 
     def _cancel_refill(self) -> None:
         """Give up what was not refilled yet: those slots are empty and free for admission."""

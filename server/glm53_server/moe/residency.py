@@ -85,6 +85,8 @@ class Residency:
         # Misses admitted per layer and step; the rest is read in place or computed by the CPU.
         self.admit_limit = MAX_PICKS
         self.gather_times: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
+        # Copy everything so many times: a link that is as many times narrower (fault tests, benches).
+        self.gather_repeats = 1
 
     def stream(self) -> int:
         """The compute stream: the one exllamav3 launches on."""
@@ -98,14 +100,18 @@ class Residency:
         if not self.slots:
             return
         if self.gather_times is None:
-            self.kernels.gather(self.state, self.gather_blocks, stream)
+            self._gather(stream)
             return
         before = torch.cuda.Event(enable_timing=True)
         after = torch.cuda.Event(enable_timing=True)
         before.record()
-        self.kernels.gather(self.state, self.gather_blocks, stream)
+        self._gather(stream)
         after.record()
         self.gather_times.append((before, after))
+
+    def _gather(self, stream: int) -> None:
+        for _ in range(self.gather_repeats):
+            self.kernels.gather(self.state, self.gather_blocks, stream)
 
     def new_step(self, layer: int) -> StepStruct:
         """A step of one layer, to be filled in and used again every decode step."""

@@ -2,7 +2,8 @@
 
 In decode all of them hold cached experts. In prefill the staging blocks receive layers ahead of
 their use and the flexible chunks go back to torch for activations. Slot numbers are fixed; a chunk
-that comes back gets new addresses.
+that comes back gets new addresses. The base is made of chunks too, so that it can shrink when
+another process takes VRAM.
 """
 
 from __future__ import annotations
@@ -72,11 +73,15 @@ class SlotMemory:
         self.plan = plan
         self._record_bytes = record_bytes
         self._device = device
-        self._base = self._allocate(plan.base)
+        self._base = [self._allocate(slots) for slots in self._base_sizes()]
         self._stage = [self._allocate(plan.stage) for _ in range(2)]
         self._flex: list[torch.Tensor | None] = [
             self._allocate(plan.slots_per_chunk) for _ in range(plan.flex_chunks)
         ]
+
+    def _base_sizes(self) -> list[int]:
+        whole, rest = divmod(self.plan.base, self.plan.slots_per_chunk)
+        return [self.plan.slots_per_chunk] * whole + [rest] * (rest > 0)
 
     def _allocate(self, slots: int) -> torch.Tensor:
         return torch.empty(slots * self._record_bytes, dtype=torch.uint8, device=self._device)
@@ -88,7 +93,9 @@ class SlotMemory:
 
     def addresses(self) -> list[int]:
         """Address of every slot, 0 where a flexible chunk is lent out."""
-        result = self._addresses_of(self._base, self.plan.base)
+        result: list[int] = []
+        for i, slots in enumerate(self._base_sizes()):
+            result += self._addresses_of(self._base[i] if i < len(self._base) else None, slots)
         for block in self._stage:
             result += self._addresses_of(block, self.plan.stage)
         for block in self._flex:
@@ -98,6 +105,38 @@ class SlotMemory:
     def stage_address(self, buffer: int) -> int:
         """Address of slot 0 of a staging buffer; its slots are contiguous."""
         return self._stage[buffer].data_ptr()
+
+    @property
+    def base_held(self) -> int:
+        """Slots of the base that have memory; the others were given up."""
+        return sum(self._base_sizes()[: len(self._base)])
+
+    def last_chunks(self, wanted_bytes: int) -> tuple[int, int]:
+        """(first slot, count) at the end of the base that make up the bytes, or all that are left."""
+        end = first = self.base_held
+        for slots in reversed(self._base_sizes()[: len(self._base)]):
+            if (end - first) * self._record_bytes >= wanted_bytes:
+                break
+            first -= slots
+        return first, end - first
+
+    def give_up(self, first: int) -> None:
+        """Free the base's chunks from slot `first` on. Their slots must be evicted and locked."""
+        while self._base and self.base_held > first:
+            self._base.pop()
+
+    def grow(self, spare_bytes: int) -> tuple[int, int]:
+        """Take given-up chunks again while they fit; returns (first slot, count) of what came back."""
+        first = self.base_held
+        for slots in self._base_sizes()[len(self._base) :]:
+            spare_bytes -= slots * self._record_bytes
+            if spare_bytes < 0:
+                break
+            try:
+                self._base.append(self._allocate(slots))
+            except torch.OutOfMemoryError:
+                break
+        return first, self.base_held - first
 
     def lend_flex(self) -> None:
         """Give the flexible chunks back to torch. Their slots must be evicted and locked."""

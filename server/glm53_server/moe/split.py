@@ -49,7 +49,10 @@ class SplitState:
 
 @dataclass(frozen=True, slots=True)
 class LaneSample:
-    """What one stretch of decode showed: totals over `layers` layer calls."""
+    """What one stretch of decode showed: totals over `layers` layer calls.
+
+    The link's figures may come from a part of the stretch: its copies are timed now and then.
+    """
 
     layers: int
     hits: int
@@ -57,6 +60,8 @@ class LaneSample:
     cpu_experts: int
     cpu_jobs: int
     cpu_busy_s: float
+    link_experts: int = 0
+    link_busy_s: float = 0.0
 
 
 def track(state: SplitState, sample: LaneSample) -> SplitState:
@@ -71,6 +76,8 @@ def track(state: SplitState, sample: LaneSample) -> SplitState:
     if sample.cpu_experts > 0 and sample.cpu_jobs > 0:
         variable = max(0.0, sample.cpu_busy_s - sample.cpu_jobs * costs.fixed_s)
         costs = replace(costs, cpu_s=slow(costs.cpu_s, variable / sample.cpu_experts))
+    if sample.link_experts > 0:
+        costs = replace(costs, link_s=slow(costs.link_s, sample.link_busy_s / sample.link_experts))
     misses = slow(state.misses, sample.misses / sample.layers)
     hits = slow(state.hits, sample.hits / sample.layers)
     wanted = balanced_share(costs, misses, hits)
