@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from glm53_kernels import (
     Precision,
     Unsupported,
 )
+from glm53ctl.bench import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKING_SET_BYTES = 768 << 20  # several times the largest last-level cache
@@ -189,17 +189,10 @@ def measure(arms: list[Arm], rounds: int) -> dict[tuple[str, int], list[Sample]]
 def report(
     options: argparse.Namespace, samples: dict[tuple[str, int], list[Sample]]
 ) -> dict[str, object]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
     return {
         "what": "cpu_kernels",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
+        "commit": provenance.commit(),
         "library": CpuKernels().build_id,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw", "unknown"),
         "cpus": len(os.sched_getaffinity(0)),

@@ -20,6 +20,7 @@ import torch  # noqa: E402
 from glm53_kernels.cuda import CudaKernels  # noqa: E402
 from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory  # noqa: E402
 from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, load_model  # noqa: E402
+from glm53ctl.bench.provenance import commit  # noqa: E402
 
 TINY = ROOT / "reference" / "tiny"
 
@@ -157,6 +158,7 @@ def save(name: str, body: dict[str, object], out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     document = {
         "schema": f"glm53ctl.bench.{name}/1", "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(),
         "command": " ".join(["python3", *sys.argv]), "machine": machine(), **body,
     }  # fmt: skip
     (out / f"{document['date']}-{name}.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -12,9 +12,9 @@ import argparse
 import asyncio
 import json
 import random
+import shlex
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -30,6 +30,7 @@ from http_harness import ASK, CHAT, ROOT, Server, plan, server
 
 from glm53_server.engine import scripted
 from glm53_server.engine.base import GenRequest, Tokens
+from glm53ctl.bench import provenance
 
 
 async def hostile(count: int) -> dict[str, object]:
@@ -262,15 +263,12 @@ def main() -> int:
         found["streams"] = asyncio.run(streams(given.streams, given.seconds, given.rounds))
     print(json.dumps(found, indent=2))
     broken = judge(found)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     machine = {"cpus": psutil.cpu_count(), "python": sys.version.split()[0]}
-    record = {"bench": "http_soak", "commit": commit.stdout.strip(), "machine": machine, **found}
+    record = {
+        "bench": "http_soak", "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": provenance.commit(), "command": shlex.join(["python3", *sys.argv]),
+        "machine": machine, **found,
+    }  # fmt: skip
     given.out.write_text(json.dumps({**record, "broken": broken}, indent=2) + "\n")
     for line in broken:
         print("BROKEN", line)

@@ -31,6 +31,7 @@ from soak_faults import FAULTS
 from soak_world import FalseClock, MemoryCgroup, World, Wrong
 
 from glm53ctl import client
+from glm53ctl.bench import provenance
 from glm53ctl.errors import Glm53Error
 from glm53ctl.supervisor import logs
 from glm53ctl.supervisor.state import Identity
@@ -144,16 +145,9 @@ def _whole_log(world: World) -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit.stdout.strip(),
+        "commit": provenance.commit(),
         "python": platform.python_version(),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),

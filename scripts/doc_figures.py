@@ -1,7 +1,8 @@
 """The documents' tables of measured figures, filled from bench/results/*.json and from nothing else.
 
-A file is DATE-NAME.json; of each name the newest counts. A row is (what, figure); a file adds its
-machine, date and command. Files of schemas without rows here are left out.
+A file is DATE-NAME.json; of each name the newest counts, and of two files with the same row the one
+that was recorded last. A row is (what, figure); a file adds its machine, date and command. Files of
+schemas without rows here are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 _NO_FIGURE = re.compile(r"\b(None|nan|inf)\b")
 ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "scalar": "scalar"}
+LONG_SOAK_REQUESTS = 1000  # shorter runs are for the overhead only
 Facts = dict[str, Any]
 Rows = Iterator[tuple[str, str]]
 
@@ -43,6 +45,12 @@ class Source:
     @property
     def date(self) -> str:
         return self.path.stem[: len("2030-01-01")]
+
+    @property
+    def recorded(self) -> str:
+        """When, to order files of one day; ISO 8601."""
+        found = (self.body.get(key) for key in ("recorded", "created", "when", "date"))
+        return next((str(text) for text in found if text), self.date)
 
     @property
     def command(self) -> str:
@@ -173,6 +181,14 @@ def _http_soak(body: Facts) -> Rows:
         spent = body["overhead"].get(f"cpu_ms_per_event_{streams}_streams")
         if spent is not None:
             yield f"HTTP: CPU time per streamed event, {words}", f"{spent:.3f} ms"
+    hostile, streams = body.get("hostile") or {}, body.get("streams") or {}
+    if hostile.get("requests", 0) >= LONG_SOAK_REQUESTS:
+        figure = f"{hostile['server_errors']} of {hostile['requests']:,}"
+        yield "HTTP: fuzzed and broken requests answered with a 5xx", figure
+        yield (
+            f"HTTP: /health while {streams['streams']} streams come and go for {streams['seconds']:.0f} s, 99th percentile",
+            f"{streams['health_p99_ms']:.0f} ms",
+        )
 
 
 def _supervise_soak(body: Facts) -> Rows:
@@ -223,11 +239,23 @@ def rows_of(source: Source) -> list[tuple[str, str]]:
     return rows
 
 
+def latest_rows(sources: list[Source]) -> list[tuple[Source, list[tuple[str, str]]]]:
+    """Every row once, with the file that recorded it last; files left without a row are dropped."""
+    found = [(source, rows_of(source)) for source in sources]
+    owner: dict[str, Source] = {}
+    for source, rows in sorted(found, key=lambda pair: (pair[0].date, pair[0].recorded)):
+        owner |= dict.fromkeys((what for what, _ in rows), source)
+    kept = [(source, [row for row in rows if owner[row[0]] is source]) for source, rows in found]
+    return [(source, rows) for source, rows in kept if rows]
+
+
 def table(sources: list[Source]) -> str:
     """The Markdown between the README's markers."""
     lines = ["| measured | figure | source |", "|---|---|---|"]
-    for number, source in enumerate(sources, start=1):
-        lines += [f"| {what} | {figure} | {number} |" for what, figure in rows_of(source)]
+    shown = latest_rows(sources)
+    sources = [source for source, _ in shown]
+    for number, (_, rows) in enumerate(shown, start=1):
+        lines += [f"| {what} | {figure} | {number} |" for what, figure in rows]
     notes = [f"{number}. {source.cite()}" for number, source in enumerate(sources, start=1)]
     return "\n".join([*lines, "", *notes])
 

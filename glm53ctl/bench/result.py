@@ -68,6 +68,7 @@ class Result:
     phases: tuple[Facts, ...] = ()
     samples: tuple[Facts, ...] = ()
     taints: tuple[str, ...] = ()
+    commit: str | None = None  # of the checkout that measured, when it is one
     schema: str = SCHEMA
 
     def to_json(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from glm53ctl import __version__
-from glm53ctl.bench import context, damage, scripts
+from glm53ctl.bench import context, damage, provenance, scripts
 from glm53ctl.bench import target as targets
 from glm53ctl.bench.result import Facts, Judged, Machine, Result, Served
 from glm53ctl.bench.target import Target
@@ -80,6 +80,7 @@ class Bench:
             served=_served(self.target, info),
             measured={},
             verdict=Judged("unfinished", "", ()),
+            commit=provenance.commit(),
         )
 
     def run(self, draft: Result) -> Result:

@@ -56,7 +56,7 @@ def served_words(result: Result) -> str:
     served = result.served
     return (
         f"{served.model} · mode {served.mode} · engine {served.engine} · plan {served.plan}"
-        f" · glm53ctl {result.version} · {result.created[:16].replace('T', ' ')} UTC"
+        f" · glm53ctl {result.version}{f' ({result.commit})' if result.commit else ''} · {result.created[:16].replace('T', ' ')} UTC"
     )
 
 

@@ -74,6 +74,28 @@ def test_the_newest_file_of_a_kind_counts_and_names_its_source(figures, tmp_path
     )
 
 
+def test_of_two_files_with_the_same_row_the_later_one_counts(figures, tmp_path):
+    """A short run after a long one takes its rows over; what only the long one has stays."""
+
+    def soak(name: str, recorded: str, spent: float, requests: int) -> None:
+        body = {
+            "bench": "http_soak", "recorded": recorded, "machine": MACHINE,
+            "overhead": {"cpu_ms_per_event_1_streams": spent},
+            "hostile": {"requests": requests, "server_errors": 0},
+            "streams": {"streams": 64, "seconds": 60, "health_p99_ms": 90.2},
+        }  # fmt: skip
+        (tmp_path / f"2030-01-02-{name}.json").write_text(json.dumps(body))
+
+    soak("http-overhead", "2030-01-02T21:00:00+00:00", 0.042, 20)
+    soak("http-soak", "2030-01-02T20:00:00+00:00", 0.062, 10_000)
+    table = figures.table(figures.newest(tmp_path))
+    assert "| HTTP: CPU time per streamed event, 1 stream | 0.042 ms | 1 |" in table
+    assert "0.062" not in table
+    assert "| HTTP: fuzzed and broken requests answered with a 5xx | 0 of 10,000 | 2 |" in table
+    assert "for 60 s, 99th percentile | 90 ms | 2 |" in table
+    assert "of 20 |" not in table
+
+
 def test_bit_identity_is_counted_not_claimed(figures, tmp_path):
     checks = [{"check": "a", "bit_identical": True}, {"check": "b", "bit_identical": False}]
     write(tmp_path, "2030-01-02", "exact-bits", checks=checks)
