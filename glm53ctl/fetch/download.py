@@ -19,7 +19,7 @@ import httpx
 from glm53ctl.errors import ArtifactError, Conflict
 from glm53ctl.fetch import hub, verify
 from glm53ctl.fetch.job import Job, Policy
-from glm53ctl.fetch.lockfile import PARTIAL, Lock, LockedFile, read_lock, write_lock
+from glm53ctl.fetch.lockfile import PARTIAL, Lock, LockedFile, part_path, read_lock, write_lock
 from glm53ctl.fetch.progress import DownloadView, Meter
 from glm53ctl.fetch.space import SPARE_BYTES, check_room
 from glm53ctl.fetch.transfer import Transfer, Watcher
@@ -71,12 +71,8 @@ def _absent(folder: Path, item: LockedFile) -> bool:
     return verify.quick_problem(folder, item) not in {None, verify.UNVERIFIED}
 
 
-def _part_path(folder: Path, item: LockedFile) -> Path:
-    return folder / PARTIAL / f"{item.path.replace('/', '__')}.{item.content_id}"
-
-
 def _partial_bytes(folder: Path, work: list[LockedFile]) -> int:
-    parts = (_part_path(folder, item) for item in work)
+    parts = (part_path(folder, item) for item in work)
     return sum(path.stat().st_size for path in parts if path.exists())
 
 
@@ -211,7 +207,7 @@ class _Run:
         target = self._job.folder / item.path
         digest = self._kept(item, target)
         if digest is None:
-            part = _part_path(self._job.folder, item)
+            part = part_path(self._job.folder, item)
             address = self._endpoint.address(self._job.release, item.path)
             digest = self._transfer.fetch(address, item, part)
             target.parent.mkdir(parents=True, exist_ok=True)

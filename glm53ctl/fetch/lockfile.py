@@ -62,6 +62,11 @@ class Lock:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
+def part_path(folder: Path, item: LockedFile) -> Path:
+    """Where the bytes of a file arrive before they are known to be right."""
+    return folder / PARTIAL / f"{item.path.replace('/', '__')}.{item.content_id}"
+
+
 def read_lock(folder: Path) -> Lock | None:
     """The lock of a folder; None when there is none, or none that this version can read."""
     try:

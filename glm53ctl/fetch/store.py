@@ -16,6 +16,7 @@ from glm53ctl.fetch.lockfile import LOCK_NAME, PARTIAL, Lock, LockedFile, read_l
 from glm53ctl.fetch.space import check_room
 from glm53ctl.probes.system import System
 
+IMPORTING = ".importing"  # how the folder of an import under way ends
 _DISK_HINT = "choose another place: GLM53_MODELS_DIR=/path"
 
 
@@ -103,7 +104,7 @@ def import_from(
         needed = size_bytes(source)
         check_room(target, disk, missing_bytes=needed, total_bytes=needed, missing_files=100)
     lock = _lock_of(release, source, on_bytes)
-    temporary = target.with_name(f".{target.name}.importing")
+    temporary = target.with_name(f".{target.name}{IMPORTING}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         for item in lock.files:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from glm53ctl.verbs import options
+from glm53ctl.verbs.models_prune import prune
 
 if TYPE_CHECKING:
     from glm53ctl.choose import Situation
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from glm53ctl.plan import Plan
 
 app = typer.Typer(help="List, download, check, import or remove checkpoints.", no_args_is_help=True)
+app.command()(prune)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ def rm(
     from glm53ctl.errors import ArtifactError
     from glm53ctl.fetch import store
 
-    _, paths, _ = _setup()
+    _, paths, _ = setup()
     found = {item.name: Path(item.path) for item in _stored() if item.name != "tiny"}
     if name not in found:
         raise ArtifactError(
@@ -275,10 +277,11 @@ def job_for(settings: Settings, paths: Paths, environ: Environ) -> Job:
 
 
 def _job() -> Job:
-    return job_for(*_setup())
+    return job_for(*setup())
 
 
-def _setup() -> tuple[Settings, Paths, Environ]:
+def setup() -> tuple[Settings, Paths, Environ]:
+    """Settings, directories and environment of this user, without any flags."""
     from glm53ctl import profile
     from glm53ctl.env import Environ
 
@@ -293,7 +296,7 @@ def _stored() -> list[Any]:
     from glm53ctl.fetch import store
     from glm53ctl.paths import tiny_checkpoint
 
-    settings, paths, environ = _setup()
+    settings, paths, environ = setup()
     flash = job_for(settings, paths, environ).folder
     places = store.candidates(paths.models_dir)
     if flash not in places and flash.is_dir():

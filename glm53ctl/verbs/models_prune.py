@@ -1,0 +1,66 @@
+"""`glm53ctl models prune`: delete what no start and no download needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glm53ctl.verbs import options
+
+if TYPE_CHECKING:
+    from glm53ctl.paths import Paths
+
+
+def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) -> None:
+    """Show what can be deleted: old revisions, unfinished imports, stale parts of downloads.
+
+    Deletes it with --yes only. The pinned model, what an instance serves or served last, and what
+    was not downloaded by glm53ctl stay.
+
+    Examples:
+
+      glm53ctl models prune
+
+      glm53ctl models prune --yes
+    """
+    from dataclasses import asdict
+
+    from glm53ctl import render
+    from glm53ctl.fetch import prune as pruning
+    from glm53ctl.verbs import models
+
+    settings, paths, environ = models.setup()
+    job = models.job_for(settings, paths, environ)
+    used = {job.folder.resolve(), *_served(paths)}
+    if "/" in settings.model:
+        used.add(Path(settings.model).expanduser().resolve())
+    found = pruning.leftovers(paths.models_dir, job.release, frozenset(used))
+    total = sum(item.freed_bytes for item in found)
+    if yes:
+        for item in found:
+            pruning.remove(item)
+    if json_:
+        body = {"removed": yes, "freed_bytes": total, "leftovers": [asdict(i) for i in found]}
+        render.emit_json({"schema": "glm53ctl.prune/1", "ok": True, **body})
+        return
+    rows = [(render.gigabytes(item.freed_bytes), item.path, item.why) for item in found]
+    if rows:
+        render.emit("\n".join(render.columns(rows, indent="")))
+    if not found:
+        render.emit(f"nothing to remove in {paths.models_dir}")
+    elif yes:
+        render.emit(f"removed  {render.gigabytes(total)}")
+    else:
+        render.emit(f"would free {render.gigabytes(total)}: glm53ctl models prune --yes")
+
+
+def _served(paths: Paths) -> Iterator[Path]:
+    """The checkpoint of the last plan of every instance, running or not."""
+    from glm53ctl.errors import Glm53Error
+    from glm53ctl.plan import read_plan
+
+    for file in paths.state_dir.glob("*/plan.json"):
+        with suppress(Glm53Error):
+            yield Path(read_plan(file).model.path).resolve()
