@@ -5,112 +5,47 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
+from gpu_engine_cases import (
+    CACHE_TOKENS,
+    PROMPTS,
+    VOCAB,
+    collect,
+    ids_of,
+    loaded,
+    plan,
+    request,
+    run,
+    stream,
+    until,
+    works,
+)
 from gpu_exact import random_ids
-from gpu_harness import TINY, generator_of, greedy
+from gpu_harness import generator_of, greedy
 
 from glm53_kernels import Linear
-from glm53_server.engine import exl3
 from glm53_server.engine.base import (
-    Done,
     EngineState,
     Event,
     Failed,
     FinishReason,
-    GenRequest,
     PromptScores,
-    Sampling,
     Tokens,
 )
 from glm53_server.engine.exl3 import Exl3Engine
 from glm53_server.engine.exl3_model import LoadedModel
 from glm53_server.moe.cpu_tier import WATCHDOG_MS
-from glm53ctl.plan import (
-    CpuPlan,
-    CpuTierPlan,
-    EngineName,
-    GpuPlan,
-    LimitsPlan,
-    ListenPlan,
-    Mode,
-    ModelPlan,
-    Plan,
-)
-
-VOCAB, RECORD_BYTES, CACHE_TOKENS = 4096, 36864, 16384
-PROMPTS = [random_ids(VOCAB, n, n) for n in (12, 300, 45, 77)]
-GREEDY = Sampling(temperature=0)
-
-
-def plan(mode: Mode, tier: CpuTierPlan | None = None) -> Plan:
-    return Plan(
-        mode=mode,
-        engine=EngineName.EXL3,
-        model=ModelPlan(str(TINY), "tiny", CACHE_TOKENS),
-        listen=ListenPlan(),
-        cpu=CpuPlan(threads=4, cpus=()),
-        limits=LimitsPlan(max_batch=4, cache_tokens=CACHE_TOKENS, chunk_tokens=2048),
-        gpu=GpuPlan(
-            uuid="", name="", reserve_bytes=0, elastic_bytes=20 * RECORD_BYTES,
-            stage_bytes=8 * RECORD_BYTES, cache_slots=39,
-        ),
-        cpu_tier=tier,
-    )  # fmt: skip
-
-
-def loaded(wanted: Plan) -> Iterator[Exl3Engine]:
-    engine = exl3.load(wanted, lambda phase, done, total: None)
-    yield engine
-    asyncio.run(engine.close())
-    assert engine.state is EngineState.LOST
+from glm53ctl.plan import CpuTierPlan, Mode
 
 
 @pytest.fixture(scope="module")
 def exact() -> Iterator[Exl3Engine]:
     yield from loaded(plan(Mode.EXACT))
-
-
-def request(name: str, prompt: torch.Tensor, tokens: int = 40, **more: Any) -> GenRequest:
-    ids = tuple(prompt[0].tolist())
-    return GenRequest(name, ids, tokens, **{"sampling": GREEDY, **more})
-
-
-def stream(engine: Exl3Engine, asked: GenRequest) -> AsyncGenerator[Event]:
-    return cast("AsyncGenerator[Event]", engine.submit(asked))
-
-
-async def collect(engine: Exl3Engine, asked: GenRequest) -> list[Event]:
-    return [event async for event in engine.submit(asked)]
-
-
-def run(work: Awaitable[Any], limit_s: float = 300) -> Any:
-    async def limited() -> Any:
-        return await asyncio.wait_for(work, limit_s)
-
-    return asyncio.run(limited())
-
-
-def ids_of(events: list[Event]) -> list[int]:
-    assert isinstance(events[-1], Done), events[-1]
-    return [i for event in events if isinstance(event, Tokens) for i in event.ids]
-
-
-def until(true: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-
-
-def works(engine: Exl3Engine, name: str = "next") -> list[int]:
-    ids = ids_of(run(collect(engine, request(name, PROMPTS[0]))))
-    assert len(ids) == 40
-    return ids
 
 
 @pytest.fixture(scope="module")

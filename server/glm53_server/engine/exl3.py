@@ -173,19 +173,11 @@ def load(plan: Plan, progress: Progress) -> Exl3Engine:
         kernels = CudaKernels() if tiered else None
         loaded = load_model(options, kernels, progress)
         tiers = _tiers(loaded, kernels, plan, spec) if kernels is not None else None
-    except (CudaKernelError, KernelError, UnsupportedExllamav3) as err:
-        raise UnsupportedRuntime(
-            str(err), hint="pip install 'glm53ctl[cuda]' and `make kernels`"
-        ) from err
-    except PinRefused as err:
-        raise PinLimit.of(err) from err
-    except RuntimeError as err:
-        if is_out_of_memory(err):
-            raise VramTaken(
-                f"VRAM was taken after sizing: {str(err).splitlines()[0]}",
-                hint="nvidia-smi shows who holds it; end that process, then `glm53ctl up` again",
-            ) from err
-        raise
+    except (PinRefused, RuntimeError, KernelError, UnsupportedExllamav3) as err:
+        named = _named(err)
+        if named is None:
+            raise
+        raise named from err
     session = Session(
         loaded, tiers, max_batch=plan.limits.max_batch, chunk_tokens=plan.limits.chunk_tokens
     )
@@ -200,6 +192,20 @@ def load(plan: Plan, progress: Progress) -> Exl3Engine:
         details={"load_s": round(time.monotonic() - started, 2), "phase_s": dict(loaded.phase_s)},
     )
     return Exl3Engine(session, info)
+
+
+def _named(err: BaseException) -> StartFailed | None:
+    """What a failed load is called; None for a failure nobody foresaw."""
+    if isinstance(err, PinRefused):
+        return PinLimit.of(err)
+    if is_out_of_memory(err):
+        return VramTaken(
+            f"VRAM was taken after sizing: {str(err).splitlines()[0]}",
+            hint="nvidia-smi shows who holds it; end that process, then `glm53ctl up` again",
+        )
+    if isinstance(err, CudaKernelError | KernelError | UnsupportedExllamav3):
+        return UnsupportedRuntime(str(err), hint="pip install 'glm53ctl[cuda]' and `make kernels`")
+    return None
 
 
 def _options(plan: Plan, spec: DummySpec | None) -> LoadOptions:
