@@ -169,8 +169,7 @@ class Sweep:
             for streams in args.conc:
                 self._decode(f"C{streams}", streams, args.dec_reps, lambda: self._question())
             if args.high:
-                name = f"C1@{args.high // 1024}k" if args.high >= 1024 else f"C1@{args.high}"
-                self._decode(name, 1, 1, lambda: self._long_prompt(args.high))
+                self._high(args.high)
             status = "DONE"
         except EarlyExit as gate_failed:
             status = f"EARLY_EXIT {gate_failed}"
@@ -213,6 +212,14 @@ class Sweep:
         self._tell(name, figures["aggregate"])
         if f"decode_{name}" in GATED:
             self._gate(f"decode_{name}", figures["aggregate"]["median"])
+
+    def _high(self, tokens: int) -> None:
+        name = f"C1@{tokens // 1024}k" if tokens >= 1024 else f"C1@{tokens}"
+        if self._context and tokens + self._args.max_tokens > self._context:
+            reason = f"prompt and answer are longer than the context of {self._context}"
+            self.document["decode"][name] = {"skipped": reason}
+            return
+        self._decode(name, 1, 1, lambda: self._long_prompt(tokens))
 
     def _together(self, prompts: list[str]) -> list[dict[str, Any]]:
         """Stream all prompts at once, one thread each. Raises the first failure."""

@@ -200,8 +200,9 @@ def _bench(body: Facts) -> Rows:
     where = f"{served['model']} in {served['mode']} mode"
     yield f"{where}: verdict of `glm53ctl bench`", str(body["verdict"]["name"])
     for name, found in ((body.get("sweep") or {}).get("decode") or {}).items():
-        rate = found["aggregate"]["median"]
-        yield f"{where}: decode, streams: {name.removeprefix('C')}", f"{rate:.1f} tok/s"
+        if "skipped" not in found:
+            rate = found["aggregate"]["median"]
+            yield f"{where}: decode, streams: {name.removeprefix('C')}", f"{rate:.1f} tok/s"
 
 
 ROWS: dict[str, Callable[[Facts], Rows]] = {

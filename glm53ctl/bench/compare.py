@@ -81,7 +81,8 @@ def figures(result: Result) -> Iterator[Figure]:
     sweep = result.sweep or {}
     decode = cast("dict[str, dict[str, Any]]", sweep.get("decode", {}))
     for name, found in decode.items():
-        yield _spread(f"decode {name}", found["aggregate"], "tok/s")
+        if "skipped" not in found:
+            yield _spread(f"decode {name}", found["aggregate"], "tok/s")
     prefill = cast("dict[str, dict[str, Any]]", sweep.get("prefill", {}))
     for tokens, found in prefill.items():
         if "median" in found:

@@ -45,12 +45,19 @@ class Sizes:
 SHORT_CPU = Sizes((128, 512), answer_tokens=32, stream_s=8.0)
 SHORT_GPU = Sizes((2048, 8192))
 QUICK = Sizes((64,), (1, 2), 2, answer_tokens=16, stream_s=3.0)
-FULL = Sizes((8192, 16384, 32768, 65536), (1, 2, 3, 4), 3, 1024, 25.0, 32768)
+FULL_GPU = Sizes((8192, 16384, 32768, 65536), (1, 2, 3, 4), 3, 1024, 25.0, 32768)
+FULL_CPU = Sizes((512, 2048, 8192), (1, 2, 3, 4), 3, 256, 25.0, 8192)
 
 
 def short_sizes(target: Target) -> Sizes:
     """The default sizes: the whole run takes less than three minutes."""
     return SHORT_GPU if target.mode in {Mode.FAST, Mode.EXACT} else SHORT_CPU
+
+
+def full_sizes(target: Target) -> Sizes:
+    """Long prompts, long answers: about an hour with a GPU; on the CPU, where a prompt's cost grows
+    with its square, a quarter of an hour."""
+    return FULL_CPU if target.mode is Mode.CPU else FULL_GPU
 
 
 @dataclass(slots=True)
@@ -115,6 +122,7 @@ class Bench:
                 panel=panel,
                 damaged=self._damaged() if faults else (),
                 stream=stream,
+                sweep_error=(sweep or {}).get("error"),
                 decode_tokens_per_s=_decode_rate(sweep),
                 prediction=prediction,
                 taints=context.taints(speed_phases, link),
@@ -188,6 +196,8 @@ class Bench:
             )
         if done.code:
             self.say(f"sweep    failed: {done.complaint}")
+            targets.check_answers(self.target)
+            return {**(done.document or {}), "error": done.complaint}
         return done.document
 
     def _detail(self, line: str) -> None:

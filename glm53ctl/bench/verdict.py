@@ -9,6 +9,7 @@ from glm53ctl.plan import Mode
 from glm53ctl.predict import Prediction
 
 OK, QUALITY_FAILED, BURSTY, SLOW, TAINTED = "ok", "quality failed", "bursty", "slow", "tainted"
+INCOMPLETE = "incomplete"
 SLOW_SHARE = 0.75  # of the low end of the prediction
 
 Facts = dict[str, Any]
@@ -37,8 +38,8 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """1 for an installation that answers wrongly or in bursts; advice has its own flag."""
-        return 1 if self.name in {QUALITY_FAILED, BURSTY} else 0
+        """1 for an installation that answers wrongly, in bursts or with errors; advice has its own flag."""
+        return 1 if self.name in {QUALITY_FAILED, BURSTY, INCOMPLETE} else 0
 
     @property
     def advice(self) -> bool:
@@ -116,6 +117,7 @@ class Evidence:
     decode_tokens_per_s: float | None
     prediction: Prediction | None
     taints: tuple[str, ...]  # of the phase that measured speed
+    sweep_error: str | None = None  # what ended the sweep early
 
 
 def decide(found: Evidence) -> Verdict:
@@ -126,6 +128,8 @@ def decide(found: Evidence) -> Verdict:
     if found.stream is not None and not found.stream["pass"]:
         return Verdict(BURSTY, _stream_words(found.stream))
     quality = quality_words(found.panel, found.mode)
+    if found.sweep_error is not None:
+        return Verdict(INCOMPLETE, f"{quality}; the sweep ended early: {found.sweep_error}")
     rate, prediction = found.decode_tokens_per_s, found.prediction
     if rate is None or prediction is None:
         return Verdict(OK, f"{quality}; no speed to compare with")

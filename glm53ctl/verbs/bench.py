@@ -56,7 +56,8 @@ def default(
         bool, typer.Option("--force", help="Compare across plans, drivers, caps and versions.")
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Long prompts, long answers, four streams; an hour.")
+        bool,
+        typer.Option("--full", help="Long prompts, long answers, four streams; an hour at most."),
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Half a minute: the panel, and speed as a rough figure.")
@@ -90,7 +91,8 @@ def default(
     from glm53ctl.bench import run as running
 
     target = _target(instance, url, api_key_file)
-    sizes = running.QUICK if quick else running.FULL if full else running.short_sizes(target)
+    chosen = running.full_sizes if full else running.short_sizes
+    sizes = running.QUICK if quick else chosen(target)
     before = _baseline(compare, target)
     result = _measure(target, sizes, before, panel=panel, force=force, measure=not no_measure)
     _write(result, out, html, png)
@@ -136,6 +138,7 @@ def _measure(
 ) -> Result:
     """Check that the comparison makes sense before minutes go by, then run."""
     import shlex
+    import signal
     import sys
 
     from glm53ctl import render
@@ -151,6 +154,8 @@ def _measure(
     draft = bench.draft(shlex.join(["glm53ctl", *sys.argv[1:]]))
     if before is not None and not force:
         comparing.check_comparable(draft, before)
+    # An exception ends the script that is measuring; the default action would leave it behind.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     return bench.run(draft)
 
 
@@ -217,10 +222,10 @@ def all_parts(
     json_: options.JsonOption = False,
 ) -> None:
     """The same as `bench --full`."""
-    from glm53ctl.bench.run import FULL
+    from glm53ctl.bench.run import full_sizes
 
     target = _target(instance, url, api_key_file)
-    result = _measure(target, FULL, None, panel=panel, force=False, measure=True)
+    result = _measure(target, full_sizes(target), None, panel=panel, force=False, measure=True)
     _write(result, out, html, png)
     code = _show(result, None, target, style="json" if json_ else "lines", strict=False)
     if code:

@@ -89,6 +89,13 @@ def test_bursts_outweigh_speed_and_name_the_endpoint():
     assert "/generate delivers in bursts: 10%" in found.why
 
 
+def test_a_sweep_that_failed_is_not_ok():
+    found = decide(sweep_error="/generate: HTTP 500: out of pages")
+    assert (found.name, found.exit_code) == ("incomplete", 1)
+    assert "HTTP 500: out of pages" in found.why
+    assert decide(sweep_error="x", panel=PANEL | {"mean_kl_top20": 1.0}).name == "quality failed"
+
+
 def test_slow_is_only_called_slow_on_an_undisturbed_machine():
     assert decide(decode_tokens_per_s=23.0).name == "ok"
     slow = decide(decode_tokens_per_s=20.0)
