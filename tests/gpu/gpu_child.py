@@ -9,7 +9,6 @@ import asyncio
 import json
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
-from gpu_engine_cases import PROMPTS, forget, lane_of, plan, request  # noqa: E402
+from gpu_engine_cases import PROMPTS, all_to_cpu, forget, plan, request  # noqa: E402
 
 from glm53_server.engine import exl3  # noqa: E402
 from glm53_server.engine.base import Failed, Tokens  # noqa: E402
@@ -51,8 +50,7 @@ async def answer(engine: Exl3Engine, tokens: int) -> None:
 
 def main() -> None:
     engine = exl3.load(plan(Mode.FAST, CpuTierPlan(frozen_split=True), slots=8), lambda *_: None)
-    lane = lane_of(engine)
-    lane.split = replace(lane.split, share=0.0, frozen=True)  # every miss to the CPU
+    lane = all_to_cpu(engine)
     say(ready=torch.cuda.get_device_name())
     for line in sys.stdin:
         command = json.loads(line)

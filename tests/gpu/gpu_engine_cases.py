@@ -22,6 +22,7 @@ from glm53_server.engine.base import (
 )
 from glm53_server.engine.exl3 import Exl3Engine
 from glm53_server.moe.cpu_tier import CpuLane
+from glm53_server.moe.split import SplitState
 from glm53ctl.plan import (
     CpuPlan,
     CpuTierPlan,
@@ -106,6 +107,13 @@ def lane_of(engine: Exl3Engine) -> CpuLane:
     assert tiers is not None
     assert tiers.cpu_lane is not None
     return tiers.cpu_lane
+
+
+def all_to_cpu(engine: Exl3Engine) -> CpuLane:
+    """From now on every miss of a fast engine is computed on the CPU."""
+    lane = lane_of(engine)
+    lane.split = SplitState(lane.split.costs, 0.0, frozen=True)
+    return lane
 
 
 def forget(engine: Exl3Engine) -> None:

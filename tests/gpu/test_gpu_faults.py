@@ -23,6 +23,7 @@ import pytest
 from gpu_engine_cases import (
     PROMPTS,
     VOCAB,
+    all_to_cpu,
     collect,
     forget,
     ids_of,
@@ -38,6 +39,7 @@ from gpu_harness import generator_of, greedy
 from glm53_server.engine.base import EngineState
 from glm53_server.engine.exl3 import Exl3Engine
 from glm53_server.engine.exl3_model import LoadedModel
+from glm53_server.moe.split import SplitState
 from glm53ctl.plan import CpuTierPlan, Mode
 
 HERE = Path(__file__).parent
@@ -49,8 +51,7 @@ def fast() -> Iterator[Exl3Engine]:
     """Fast mode with a small cache and every miss on the CPU: the same cache gives the same tokens."""
     wanted = plan(Mode.FAST, CpuTierPlan(frozen_split=True), slots=8)
     for engine in loaded(wanted):
-        lane = lane_of(engine)
-        lane.split = replace(lane.split, share=0.0, frozen=True)
+        all_to_cpu(engine)
         yield engine
 
 
@@ -159,8 +160,6 @@ def test_the_split_follows_a_narrow_link_and_a_frozen_one_does_not(fast: Exl3Eng
     lane, tiers = lane_of(fast), fast._session.tiers
     assert tiers is not None
     kept, every = lane.split, lane.track_every
-    # A CPU lane that costs much per layer: a wide link takes nearly everything.
-    wide = replace(kept, share=0.5, frozen=False, costs=replace(kept.costs, fixed_s=2e-4))
     prompt = random_ids(VOCAB, 20, 5)
 
     def share_after(tokens: int, repeats: int) -> float:
@@ -169,14 +168,14 @@ def test_the_split_follows_a_narrow_link_and_a_frozen_one_does_not(fast: Exl3Eng
         return lane.split.share
 
     try:
-        lane.split, lane.track_every = wide, 4
+        lane.split, lane.track_every = SplitState(kept.costs, 0.5), 4
         settled = share_after(300, 1)
         link_s = lane.split.costs.link_s
         narrow = share_after(200, 32)
         assert lane.split.costs.link_s > 4 * link_s
-        assert narrow < settled - 0.05
+        assert narrow < 0.7 * settled
         back = share_after(600, 1)
-        assert back > narrow + 0.05
+        assert back > 1.2 * narrow
         lane.split = replace(lane.split, share=settled, frozen=True)
         assert share_after(50, 32) == settled
         shown: Any = fast.stats()["cpu_tier"]

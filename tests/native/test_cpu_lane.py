@@ -233,3 +233,26 @@ def test_stats_name_what_was_done(stage: Stage) -> None:
     assert (stats.enabled, stats.timeouts, stats.threads) == (True, 0, 1)
     assert stats.host_busy_max_ms >= stats.host_busy_ms_per_job > 0
     assert stats.gpu_share == START.share
+
+
+def test_both_lanes_are_measured_whatever_the_split_says(stage: Stage) -> None:
+    residency: Any = Residency()
+    x, weights = torch.zeros(1, HIDDEN).half(), torch.zeros(1, 3).half()
+
+    def split_of(layer: int) -> tuple[float, float]:
+        step = StepStruct(layer=layer)
+        stage.lane.fill(step, x, weights)
+        return step.gpu_share, step.dither
+
+    stage.lane.track_every = 4
+    stage.lane.split = SplitState(START.costs, 0.0)
+    after_steps(stage, residency, 2)
+    assert split_of(0)[1] < 1
+    after_steps(stage, residency, 1)  # the next step is timed
+    share, dither_ = split_of(0)
+    assert int(3 * share + dither_) >= 1, "the link gets no miss at all"
+    stage.lane.split = SplitState(START.costs, 1.0)
+    assert split_of(1) == (0.0, 0.0), "the CPU gets no miss at all"
+    assert split_of(2)[0] == 1.0
+    after_steps(stage, residency, 1)
+    assert split_of(1)[0] > 0
