@@ -25,7 +25,7 @@ from glm53ctl.errors import Glm53Error, UsageError
 PANELS = {
     "Start here": ("doctor", "plan", "up", "status", "bench"),
     "Operate": ("down", "restart", "logs", "serve", "config", "models"),
-    "Deploy": ("emit",),
+    "Deploy": ("emit", "upgrade", "rollback"),
     "Help out": ("report", "version", "help"),
 }
 # What other tools call a verb of ours.

@@ -38,7 +38,8 @@ while [ $# -gt 0 ]; do
 done
 
 if [ -n "$uninstall" ]; then
-  run rm -rf "$prefix"
+  # Also the environments that `glm53ctl upgrade` made beside it.
+  run rm -rf "$prefix" "$prefix"-[0-9]*T[0-9]* "$prefix-previous"
   run rm -f "$bin/glm53ctl"
   exit 0
 fi

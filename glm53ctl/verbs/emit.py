@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,7 +145,13 @@ def _install(format: Format, made: Deployment, text: str, *, user: bool) -> None
 
 
 def _command() -> str:
-    """The glm53ctl of this installation, by its full path."""
+    """The glm53ctl of this installation, by its full path: by the link, which follows upgrades."""
+    from glm53ctl import installed
+    from glm53ctl.env import Environ
+    from glm53ctl.errors import UsageError
+
+    with suppress(UsageError):
+        return str(installed.find(Environ.current(), Path(sys.prefix)).link)
     beside = Path(sys.executable).with_name("glm53ctl")
     return str(beside) if beside.exists() else shutil.which("glm53ctl") or "glm53ctl"
 

@@ -23,17 +23,6 @@ def run(*argv: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    built = run(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT, cwd=folder
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    [found] = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> Path:
     """An empty environment with the wheel; the dependencies come from this one, by path."""
     folder = tmp_path_factory.mktemp("env")

@@ -1,0 +1,172 @@
+"""`upgrade` and `rollback`: a second environment is tried before the link leads to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from glm53ctl import installed
+from glm53ctl.env import Environ
+from glm53ctl.errors import Glm53Error, StartFailed, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD, NEW = "20260101T000000", "20260202T000000"
+
+
+def program(environment: Path, script: str = "echo glm53ctl 9.9") -> Path:
+    """An environment whose program is a shell script."""
+    file = environment / "bin/glm53ctl"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return environment
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    program(tmp_path / "share/venv")
+    (tmp_path / ".local/bin").mkdir(parents=True)
+    (tmp_path / ".local/bin/glm53ctl").symlink_to(tmp_path / "share/venv/bin/glm53ctl")
+    return tmp_path
+
+
+def found_in(home: Path) -> installed.Installation:
+    link = home / ".local/bin/glm53ctl"
+    return installed.find(Environ({"HOME": str(home)}), link.resolve().parent.parent)
+
+
+def test_the_link_follows_and_leads_back(home: Path):
+    first = found_in(home)
+    assert first.previous is None
+    new = program(first.beside(NEW))
+    assert new == home / "share" / f"venv-{NEW}"
+    second = installed.switch(first, new)
+    assert second == found_in(home)
+    assert (second.current, second.previous) == (new, first.current)
+    back = installed.switch(second, first.current)
+    assert back == found_in(home)
+    assert (back.current, back.previous) == (first.current, new)
+    assert back.beside(OLD) == home / "share" / f"venv-{OLD}"
+
+
+def test_only_what_nothing_needs_is_removed(home: Path):
+    old = program(home / "share" / f"venv-{OLD}")
+    busy = program(home / "share" / "venv-20250101T000000", "read line")
+    other = program(home / "share/venv-of-mine")
+    now = installed.switch(found_in(home), program(found_in(home).beside(NEW)))
+    with subprocess.Popen([busy / "bin/glm53ctl"], stdin=subprocess.PIPE) as running:
+        assert installed.remove_unused(now) == [old]
+        running.communicate(b"\n")
+    assert installed.remove_unused(now) == [busy]
+    assert other.is_dir()
+    assert now.previous == home / "share/venv"
+
+
+@pytest.mark.parametrize("case", ["a checkout", "a broken link", "no link", "another program"])
+def test_what_the_installer_did_not_make_is_refused(home: Path, case: str):
+    link, prefix = home / ".local/bin/glm53ctl", home / "share/venv"
+    if case == "a checkout":
+        prefix = ROOT / ".venv"
+    elif case == "a broken link":
+        (prefix / "bin/glm53ctl").unlink()
+    elif case == "no link":
+        link.unlink()
+    else:
+        link.unlink()
+        link.write_text("#!/bin/sh\n")
+    with pytest.raises(UsageError) as error:
+        installed.find(Environ({"HOME": str(home)}), prefix)
+    assert "git pull" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo it is broken >&2; exit 3", "--version` of the new version ended with 3:\n  | it is broken"),
+     ('[ "$1" = up ] && { echo no torch >&2; exit 8; }; exit 0', "ended with 8:\n  | no torch")],
+)  # fmt: skip
+def test_a_version_that_does_not_serve_is_told(tmp_path: Path, script: str, words: str):
+    environment = program(tmp_path / "venv", script)
+    with pytest.raises(StartFailed) as error:
+        installed.try_out(environment, Environ.current(), serve=True)
+    assert words in error.value.message
+
+
+def test_a_trial_sees_no_settings_and_leaves_nothing(tmp_path: Path):
+    trace = tmp_path / "trace"
+    environment = program(tmp_path / "venv", f'echo "$1 $GLM53_MODE $GLM53_ROOT" >> {trace}')
+    values = {"PATH": os.environ["PATH"], "GLM53_MODE": "exact"}
+    installed.try_out(environment, Environ(values), serve=True)
+    lines = [line.split() for line in trace.read_text().splitlines()]
+    assert [line[0] for line in lines] == ["--version", "up", "down"]
+    [root] = {line[1] for line in lines}
+    assert not Path(root).exists()
+
+
+def test_what_pip_refuses_leaves_no_environment(tmp_path: Path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(
+        """#!/bin/sh
+        if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; exit 0; fi
+        echo "no such wheel: $6" >&2
+        exit 1
+        """
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(Glm53Error) as error:
+        installed.stage(tmp_path / "venv", "junk.whl")
+    assert "  | no such wheel: junk.whl" in error.value.message
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_checkout_is_told_how_it_is_upgraded():
+    done = subprocess.run(
+        [sys.executable, "-m", "glm53ctl", "upgrade", "--json"], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "git pull" in json.loads(done.stdout)["error"]["hint"]
+
+
+@pytest.mark.slow
+def test_installed_upgraded_and_rolled_back_for_real(tmp_path: Path, wheel: Path):
+    """The wheel by install.sh, then again by `upgrade`, which serves tiny; dependencies from here."""
+    dependencies = tmp_path / "dependencies"
+    dependencies.mkdir()
+    for item in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "glm53" not in item.name:
+            (dependencies / item.name).symlink_to(item)
+    env = {
+        "HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHON": sys.executable,
+        "PYTHONPATH": str(dependencies), "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1",
+    }  # fmt: skip
+
+    def run(*argv: object) -> subprocess.CompletedProcess[str]:
+        words = [str(word) for word in argv]
+        done = subprocess.run(
+            words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    run(ROOT / "scripts/install.sh", "--extra", "cpu", wheel)
+    command = tmp_path / ".local/bin/glm53ctl"
+    first = command.resolve().parent.parent
+    told = json.loads(run(command, "upgrade", wheel, "--json").stdout)
+    assert told["version"].startswith("glm53ctl ")
+    assert (Path(told["folder"]), Path(told["previous"])) == (
+        command.resolve().parent.parent,
+        first,
+    )
+    assert Path(told["folder"]) != first
+    unit = run(command, "emit", "systemd", "--model", "tiny").stdout
+    assert f"ExecStart={command} up" in unit
+    run(command, "rollback")
+    assert command.resolve().parent.parent == first
+    run(ROOT / "scripts/install.sh", "--uninstall")
+    assert not list(first.parent.glob("venv*"))
