@@ -118,6 +118,20 @@ def traced(generator, trace, name: str, out: Path, steps: int = 8, keep: bool = 
     return body
 
 
+def looked_ahead(name: str, generator, trace, tiers) -> dict[str, object]:
+    """Decode with 0 to 3 experts looked ahead per layer; the last limit stays at 2."""
+    body: dict[str, object] = {}
+    for limit in (0, 1, 2, 3):
+        tiers.lookahead.limit = limit
+        decode(generator, 1, 48, trace, tiers)
+        body[f"{name}_c1_ahead_{limit}"] = decode(generator, 1, 96, trace, tiers)
+    for streams, limit in ((4, 0), (4, 2), (4, 4)):
+        tiers.lookahead.limit = limit
+        body[f"{name}_c{streams}_ahead_{limit}"] = decode(generator, streams, 64, trace, tiers)
+    tiers.lookahead.limit = 2
+    return body
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -145,8 +159,11 @@ def main() -> None:
         lane = build_cpu_lane(loaded, kernels, pool, SplitState(LaneCosts(2e-4, 2e-4, 3e-5), 0.5))
         lane.enabled = False
         everything = (args.layers - 3) * spec.experts
-        budget = VramBudget(reserve=GIB, elastic=0, stage=int(2.6 * GIB), slots=everything)
+        budget = VramBudget(
+            reserve=GIB, elastic=0, stage=int(2.6 * GIB), slots=everything, lookahead=2
+        )
         tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
+        ahead, tiers.lookahead = tiers.lookahead, None
         generator = generator_of(loaded, 4, 2048)
         residency = tiers.residency
         # All experts resident: what is left is everything but misses.
@@ -164,14 +181,24 @@ def main() -> None:
         decode(generator, 1, 64, trace, tiers)
         body["exact_c1"] = decode(generator, 1, 96, trace, tiers)
         body["exact_trace"] = traced(generator, trace, "exact", args.out)
+        tiers.lookahead = ahead
+        body |= looked_ahead("exact", generator, trace, tiers)
+        body["exact_ahead_trace"] = traced(generator, trace, "exact-ahead", args.out, keep=True)
+        tiers.lookahead = None
         lane.enabled = True
         with torch.inference_mode():
             log("calibrated", calibrate(lane, residency, lambda: None))
         residency.evict(args.slots, everything - args.slots, lock=True)
-        decode(generator, 1, 64, trace, tiers)
+        lane.track_every = 8
+        decode(generator, 1, 160, trace, tiers)
+        log(lane.split)
         body["fast_c1"] = decode(generator, 1, 96, trace, tiers)
         log(lane.stats())
-        body["fast_trace"] = traced(generator, trace, "fast", args.out, keep=True)
+        body["fast_trace"] = traced(generator, trace, "fast", args.out)
+        tiers.lookahead = ahead
+        body |= looked_ahead("fast", generator, trace, tiers)
+        log(lane.stats())
+        body["fast_ahead_trace"] = traced(generator, trace, "fast-ahead", args.out, keep=True)
         torch.cuda.synchronize()
         lane.close()
     save("decode-trace", body, args.out)

@@ -118,8 +118,9 @@ class Settings:
         "keep Triton's and exllamav3's kernel choices between runs, so that two runs give the same bits",
     )
     lookahead_experts: int = setting(
-        0, "gpu.lookahead_experts", "GLM53_LOOKAHEAD", "gpu.lookahead_experts",
-        "experts copied one layer ahead in single-stream decode (0: none; no gain on an H200)",
+        -1, "gpu.lookahead_experts", "GLM53_LOOKAHEAD", "gpu.lookahead_experts",
+        "experts copied one layer ahead in decode (-1: what the link moves while a layer computes, 0: none)",
+        least=-1,
     )
     max_batch: int = setting(
         4, "limits.max_batch", "GLM53_MAX_BATCH", "limits.max_batch", "streams decoded together", least=1,

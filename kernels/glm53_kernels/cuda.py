@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 COUNTERS = (
     "hits",
     "misses",
@@ -24,6 +24,8 @@ COUNTERS = (
     "lookahead",
 )
 MAX_PICKS = 256
+MAX_COPIES = 16  # kCopyJobs of csrc/core/copy_box.h
+COPY_BOX_BYTES = 512  # sizeof(CopyBox), rounded up
 LIBRARY = LIB / CUDA.library
 
 
@@ -72,10 +74,12 @@ class StepStruct(ctypes.Structure):
         ("sequence", ctypes.c_uint32),
         ("hidden", ctypes.c_uint32),
         ("lookahead", ctypes.c_uint32),
+        ("num_protected", ctypes.c_int32),
         ("picks", ctypes.c_uint64),
         ("x", ctypes.c_uint64),
         ("weights", ctypes.c_uint64),
         ("mailbox", ctypes.c_uint64),
+        ("protected_picks", ctypes.c_uint64),
     )
 
 
@@ -117,6 +121,10 @@ class CudaKernels:
         self._declare("glm53_host_register", wide, wide, ctypes.POINTER(wide))
         self._declare("glm53_host_unregister", wide)
         self._declare("glm53_copy_async", wide, wide, wide, pointer)
+        self._declare("glm53_copier_create", wide, wide, wide, ctypes.POINTER(pointer))
+        self._declare("glm53_copier_wait", wide, ctypes.c_uint32, pointer)
+        self._declare("glm53_copier_failed", pointer)
+        self._declare("glm53_copier_destroy", pointer)
 
     def _declare(self, name: str, *argument_types: object) -> None:
         function = getattr(self._lib, name)
@@ -185,3 +193,23 @@ class CudaKernels:
     def copy_async(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         """Enqueue a copy between any two registered or device addresses."""
         self._check(self._lib.glm53_copy_async(destination, source, size_bytes, stream))
+
+    def copier_create(self, box: int, box_alias: int, record_bytes: int) -> int:
+        """Start a copy thread over a zeroed, pinned copy box; returns its handle."""
+        handle = ctypes.c_void_p()
+        self._check(
+            self._lib.glm53_copier_create(box, box_alias, record_bytes, ctypes.byref(handle))
+        )
+        return handle.value or 0
+
+    def copier_wait(self, box_alias: int, sequence: int, stream: int) -> None:
+        """Let the stream wait for the copies of the look-ahead step `sequence`."""
+        self._check(self._lib.glm53_copier_wait(box_alias, sequence, stream))
+
+    def copier_failed(self, copier: int) -> bool:
+        """True once a copy could not be issued."""
+        return bool(self._lib.glm53_copier_failed(copier))
+
+    def copier_destroy(self, copier: int) -> None:
+        """End the thread after its last copy."""
+        self._check(self._lib.glm53_copier_destroy(copier))

@@ -13,7 +13,7 @@ import torch
 from clock_model import Decision, Ring, Step, apply, decide
 from tier_cases import ROWS, Box, X
 
-from glm53_kernels.cuda import COUNTERS, CudaKernels
+from glm53_kernels.cuda import COUNTERS, CudaKernels, StepStruct
 from glm53_server.moe.arena import ExpertArena, RecordLayout
 from glm53_server.moe.residency import Residency
 
@@ -51,9 +51,12 @@ class Rig:
         self.ring = Ring([None] * slots)
         self.heat = [0] * (layout.layers * layout.experts)
         self.counted: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self.copier: CopyThread | None = None
 
     def close(self) -> None:
         torch.cuda.synchronize()
+        if self.copier is not None:
+            self.copier.close()
         self.arena.close()
 
     def slot_of(self, key: int) -> int | None:
@@ -69,18 +72,27 @@ class Rig:
         torch.cuda.synchronize()
         return self.decided(layer, picks, admit_limit)
 
-    def ahead(self, layer: int, guess: Sequence[int], limit: int) -> Decision:
-        """A look-ahead step: the best guesses of a later layer are copied, nothing counts as used."""
+    def ahead(
+        self, layer: int, guess: Sequence[int], limit: int, in_use: Sequence[int] = ()
+    ) -> Decision:
+        """A look-ahead step: the best guesses of the next layer are copied by the copy thread, nothing
+        counts as used, and slots of the layer before that are `in_use` stay."""
+        if self.copier is None:
+            self.copier = CopyThread(self.kernels, self.layout.record_bytes)
         ids = torch.tensor(list(guess), dtype=torch.int64, device=DEVICE)
+        used = torch.tensor(list(in_use), dtype=torch.int64, device=DEVICE)
         struct = self.residency.new_step(layer)
         struct.picks, struct.num_picks = ids.data_ptr(), len(guess)
+        struct.protected_picks, struct.num_protected = used.data_ptr(), len(in_use)
         struct.lookahead, struct.admit_limit = 1, limit
-        stream = self.residency.stream()
-        self.kernels.cache_step(self.residency.ahead_state, struct, stream)
-        self.kernels.gather(self.residency.ahead_state, 16, stream)
+        self.copier.post(struct, self.residency)
         torch.cuda.synchronize()
         best_first = [256 - i for i in range(len(guess))]
+        before = (layer - 1) * self.layout.experts
+        slots = {self.slot_of(before + pick) for pick in in_use} - {None} - self.ring.locked
+        self.ring.locked |= slots
         decision = decide(self.ring, self.asked(layer, guess, limit, best_first))
+        self.ring.locked -= slots
         apply(self.ring, decision, layer * self.layout.experts)
         self.counted["lookahead"] += len(decision.admissions)
         return decision
@@ -181,3 +193,27 @@ class PinnedBox(Box):
     def close(self) -> None:
         torch.cuda.synchronize()
         self._kernels.host_unregister(self._start)
+
+
+class CopyThread:
+    """The library's copy thread over a copy box of its own."""
+
+    def __init__(self, kernels: CudaKernels, record_bytes: int) -> None:
+        self._kernels = kernels
+        self._map = mmap.mmap(-1, mmap.PAGESIZE)
+        self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._alias = kernels.host_register(self._box, len(self._map))
+        self._copier = kernels.copier_create(self._box, self._alias, record_bytes)
+        self._sequence = 0
+
+    def post(self, step: StepStruct, residency: Residency) -> None:
+        """Decide the step, and let the stream wait for its copies."""
+        self._sequence += 1
+        step.mailbox, step.sequence = self._alias, self._sequence
+        self._kernels.cache_step(residency.state, step, residency.stream())
+        self._kernels.copier_wait(self._alias, self._sequence, residency.stream())
+        assert not self._kernels.copier_failed(self._copier)
+
+    def close(self) -> None:
+        self._kernels.copier_destroy(self._copier)
+        self._kernels.host_unregister(self._box)

@@ -68,11 +68,28 @@ def test_a_look_ahead_brings_the_best_guesses_and_counts_nothing_as_used(
     rig.check()
     assert rig.step(1, [7, 4]).hits == 1
     rig.check()
-    for layer in (2, 0, 1, 2):
+    for layer in (2, 1, 2, 1, 1, 2):
         rig.ahead(layer, [5, 1, 0, 8], limit=2)
         rig.check()
         rig.step(layer, [1, 0, 6])
         rig.check()
+    assert rig.residency.verify() == 0
+
+
+def test_a_look_ahead_leaves_the_slots_that_the_layer_before_reads(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig, chance = make_rig("small", 12), random.Random(5)
+    for _ in range(150):
+        picks = chance.sample(range(-1, 30), 8)
+        rig.step(0, picks)
+        held = {rig.slot_of(pick) for pick in picks if pick >= 0}
+        decision = rig.ahead(1, chance.sample(range(-1, 40), 8), limit=6, in_use=picks)
+        assert not held & {slot for _, slot, _ in decision.admissions}
+        rig.check()
+        rig.step(1, chance.sample(range(40), 4))
+        rig.check()
+    assert rig.counted["lookahead"] > 100
     assert rig.residency.verify() == 0
 
 

@@ -20,7 +20,7 @@ from glm53_kernels import CpuKernels, CpuTier
 from glm53_kernels.cuda import StepStruct
 from glm53_server.moe.arena import ExpertArena, RecordLayout
 from glm53_server.moe.cpu_tier import TRACK_EVERY, CpuLane, ExpertScales, ExpertShape
-from glm53_server.moe.split import LaneCosts, SplitState, dither
+from glm53_server.moe.split import LaneCosts, SplitState
 
 LAYERS, EXPERTS, HIDDEN, WIDE, BITS, LIMIT = 2, 3, 256, 128, (3, 4, 5), 10.0
 START = SplitState(LaneCosts(2e-4, 2e-4, 5e-5), 0.5)
@@ -149,7 +149,7 @@ def test_a_filled_step_says_what_the_device_needs(stage: Stage) -> None:
     assert (second.per_row, second.hidden) == (3, HIDDEN)
     assert second.mailbox == stage.box.address
     assert second.gpu_share == START.share
-    assert second.dither == pytest.approx(dither(2))
+    assert second.dither == START.offset
 
 
 def test_the_sequence_wraps(stage: Stage) -> None:

@@ -32,8 +32,10 @@ class Recorder:
     def new_step(self, layer: int) -> SimpleNamespace:
         return SimpleNamespace(layer=layer, mailbox=0)
 
-    def decode_step(self, step: SimpleNamespace) -> None:
+    def decode_step(self, step: SimpleNamespace, before_copies: Any = None) -> None:
         self.calls.append(("decode_step", step.layer, step.num_picks))
+        if before_copies is not None:
+            before_copies()
 
     def begin_pass(self, *, skip_last: bool) -> None:
         self.calls.append(("begin_pass", skip_last))
@@ -165,21 +167,23 @@ def test_an_override_rewrites_the_picks_before_anybody_sees_them() -> None:
     assert recorder.taken() == [("override", 2), ("decode_step", 2, PICKS)]
 
 
-def test_a_look_ahead_waits_before_and_guesses_after_single_stream_steps_only() -> None:
+def test_a_look_ahead_waits_for_its_copies_before_the_cache_changes_and_guesses_after() -> None:
     recorder = Recorder()
     tiers = tiers_over(recorder)
     ahead: Any = recorder
     tiers.lookahead = ahead
     tiers.on_pass(1, cache_only=False)
-    assert recorder.taken() == [("before_step",), ("poll_refill",)]
-    routed(tiers, 0, 1)
-    tiers.on_combine(0, torch.zeros(1, HIDDEN))
-    assert recorder.taken() == [
-        ("before_step",), ("decode_step", 0, PICKS), ("after_route", 0), ("after_experts", 0),
-    ]  # fmt: skip
-    routed(tiers, 0, 2)
-    tiers.on_combine(0, torch.zeros(2, HIDDEN))
-    assert recorder.taken() == [("before_step",), ("decode_step", 0, 2 * PICKS)]
+    assert recorder.taken() == [("new_pass",), ("poll_refill",)]
+    for rows in (1, 2):
+        routed(tiers, 0, rows)
+        tiers.on_combine(0, torch.zeros(rows, HIDDEN))
+        assert recorder.taken() == [
+            ("before_step",), ("decode_step", 0, rows * PICKS), ("before_copies",), ("after_step", 0),
+        ]  # fmt: skip
+    tiers.on_pass(100, cache_only=False)
+    recorder.taken()
+    routed(tiers, 0, 100)
+    assert ("before_step",) not in recorder.taken()
 
 
 @pytest.mark.parametrize(("cache_only", "asked"), [(False, True), (True, False)])

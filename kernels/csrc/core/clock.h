@@ -45,7 +45,7 @@ GLM53_HD int32_t clock_victim(uint32_t* referenced, const uint32_t* busy, int32_
 //   the locked slots, on return also every slot that this step reads
 //   owner          key of each slot or -1 (read only)
 //   admit_limit    how many misses may be admitted; gpu_share in (0, 1] lowers it to that share of
-//   the distinct misses, rounded with `dither` in [0, 1)
+//   the distinct misses, plus `dither`, rounded down
 //   priority[n]    misses with the higher value are admitted first, pick order among equals
 //   admissions     at most n entries
 // A hit sets its reference bit. An admitted expert starts with its bit clear: it earns a second

@@ -1,10 +1,10 @@
 /* The contract of libglm53_cuda.so. Every pointer is a device address unless it says host. Nothing
- * here allocates or synchronises; the stream is a cudaStream_t. 0 is success, everything else has
+ * here allocates or synchronises, the copier's life apart; the stream is a cudaStream_t. 0 is success, everything else has
  * its text in glm53_cuda_last_error(). */
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 3
+#define GLM53_CUDA_ABI_VERSION 4
 #define GLM53_NUM_COUNTERS 9
 
 #ifdef __cplusplus
@@ -45,14 +45,17 @@ typedef struct {
     int32_t per_row;
     int32_t admit_limit;
     float gpu_share; /* share of the misses to admit, with the tier */
-    float dither;    /* in [0, 1) */
+    float dither;    /* added to the misses' share before it is rounded down */
     uint32_t sequence;
     uint32_t hidden;
-    uint32_t lookahead; /* 1: picks are a guess for a later layer, best first; nothing is counted as used */
+    uint32_t lookahead; /* 1: picks are a guess for the next layer, best first: nothing counts as used, the
+                           copies go to the copy box at `mailbox`, and `layer` is at least 1 */
+    int32_t num_protected; /* with lookahead */
     const int64_t* picks; /* [num_picks] expert ids */
     const void* x;        /* fp16 [rows, hidden] */
     void* weights;        /* fp16 [num_picks]; picks that go to the CPU are set to 0 */
-    uint64_t mailbox;     /* device alias of the mailbox (core/mailbox.h) */
+    uint64_t mailbox;     /* device alias of the mailbox (core/mailbox.h, core/copy_box.h) */
+    const int64_t* protected_picks; /* [num_protected] of layer - 1: its slots are in use and stay */
 } glm53_step;
 
 const char* glm53_cuda_last_error(void);
@@ -85,6 +88,19 @@ int glm53_verify(const glm53_residency* state, void* stream);
 int glm53_host_register(uint64_t pointer, uint64_t bytes, uint64_t* device_alias);
 int glm53_host_unregister(uint64_t pointer);
 int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void* stream);
+
+
+/* Look-ahead: a thread that copies what look-ahead steps post into the copy box (zeroed, pinned, at its
+ * host address and its device alias), on a stream of its own on the current device. */
+typedef struct glm53_copier glm53_copier;
+int glm53_copier_create(uint64_t box_host, uint64_t box_alias, uint64_t record_bytes, glm53_copier** copier);
+/* Let the stream wait until the copies of the step `sequence` are there. */
+int glm53_copier_wait(uint64_t box_alias, uint32_t sequence, void* stream);
+uint64_t glm53_copier_copies(const glm53_copier* copier);
+/* 1 once a copy could not be issued: slots may hold other bytes than they should. */
+int glm53_copier_failed(const glm53_copier* copier);
+/* Ends the thread and waits for its copies. */
+int glm53_copier_destroy(glm53_copier* copier);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 // the copies, and post what the CPU computes. One block; the decision itself is core/clock.h.
 #include <cuda_fp16.h>
 
+#include "../core/copy_box.h"
 #include "../core/mailbox.h"
 #include "check.cuh"
 #include "residency.cuh"
@@ -12,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 static_assert(kThreads >= kMaxPicks && kMailboxPicks >= kMaxPicks);
 
-__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, int job) {
+__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, glm53_copy_job& job) {
     if (a.evicted >= 0) {
         state.slot_of[a.evicted] = -1;
         point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
@@ -21,7 +22,23 @@ __device__ void admit(const glm53_residency& state, int layer, const ClockAdmiss
     state.owner[a.slot] = static_cast<int32_t>(key);
     state.slot_of[key] = a.slot;
     point_tables(state, layer, a.expert, state.slot_address[a.slot]);
-    state.jobs[job] = {home_of(state, key), state.slot_address[a.slot]};
+    job = {home_of(state, key), state.slot_address[a.slot]};
+}
+
+// Hand a look-ahead step's copies to the host thread behind the copy box; no copies are done at once.
+__device__ void post_copies(const glm53_step& step, const glm53_residency& state, const ClockAdmission* admissions,
+                            int admitted) {
+    CopyBox* box = reinterpret_cast<CopyBox*>(step.mailbox);
+    const int thread = threadIdx.x;
+    if (thread < admitted) {
+        glm53_copy_job job;
+        admit(state, step.layer, admissions[thread], job);
+        box->jobs[thread] = {job.source, job.destination};
+    }
+    if (thread == 0) box->count = admitted;
+    __threadfence_system();
+    __syncthreads();
+    if (thread == 0) *reinterpret_cast<volatile uint32_t*>(admitted ? &box->posted : &box->done) = step.sequence;
 }
 
 // Picks whose expert is neither resident nor admitted: their rows and weights go to the mailbox,
@@ -85,6 +102,14 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
         referenced[w] = state.referenced[w];
         busy[w] = state.locked[w];
     }
+    __syncthreads();
+    // The kernels of the layer before may still read these slots.
+    if (step.lookahead && thread < step.num_protected) {
+        const int64_t id = step.protected_picks[thread];
+        const bool valid = id >= 0 && id < state.experts;
+        const int32_t slot = valid ? state.slot_of[base - state.experts + id] : -1;
+        if (slot >= 0) atomicOr(&busy[slot / 32], 1u << (slot % 32));
+    }
     if (thread < step.num_picks) {
         const int64_t id = step.picks[thread];
         const bool valid = id >= 0 && id < state.experts;
@@ -99,15 +124,15 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
     __syncthreads();
     if (thread == 0) {
         int32_t hand = *state.hand;
-        const ClockPolicy policy = {step.admit_limit, step.mailbox ? step.gpu_share : 1.0f, step.dither};
+        const bool shared = step.mailbox && !step.lookahead;
+        const ClockPolicy policy = {step.admit_limit, shared ? step.gpu_share : 1.0f, step.dither};
         result = clock_step(expert, resident, step.num_picks, state.experts, referenced, busy, state.owner,
                             state.slots, &hand, policy, heat, admissions);
         *state.hand = hand;
-        *state.num_jobs = result.admitted;
-        uint64_t* counters = state.counters;
-        if (step.lookahead) counters[8] += result.admitted;
     }
+    if (thread == 0 && step.lookahead) state.counters[8] += result.admitted;
     if (thread == 0 && !step.lookahead) {
+        *state.num_jobs = result.admitted;
         uint64_t* counters = state.counters;
         counters[0] += result.hits;
         counters[1] += result.admitted + result.no_victim;
@@ -119,8 +144,9 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
     }
     __syncthreads();
     for (int w = thread; w < words; w += kThreads) state.referenced[w] = referenced[w];
+    if (step.lookahead) return post_copies(step, state, admissions, result.admitted);
     if (step.mailbox) post(step, state, expert, resident, admissions, result.admitted);
-    if (thread < result.admitted) admit(state, step.layer, admissions[thread], thread);
+    if (thread < result.admitted) admit(state, step.layer, admissions[thread], state.jobs[thread]);
 }
 
 }  // namespace
@@ -131,7 +157,10 @@ extern "C" int glm53_cache_step(const glm53_residency* state, const glm53_step* 
     if (step->size != sizeof(glm53_step)) return fail("glm53_cache_step", "step has another size");
     if (step->num_picks < 0 || step->num_picks > kMaxPicks) return fail("glm53_cache_step", "num_picks out of range");
     if (step->layer < 0 || step->layer >= state->layers) return fail("glm53_cache_step", "layer out of range");
-    if (step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
+    if (step->lookahead && (!step->mailbox || step->layer < 1 || step->admit_limit > kCopyJobs ||
+                            step->num_protected < 0 || step->num_protected > kMaxPicks))
+        return fail("glm53_cache_step", "a look-ahead needs a copy box, a layer before it, and a small limit");
+    if (!step->lookahead && step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
                           step->num_picks / step->per_row > kMailboxRows))
         return fail("glm53_cache_step", "rows do not fit the mailbox");
     const size_t shared = 2 * sizeof(uint32_t) * ((state->slots + 31) / 32);

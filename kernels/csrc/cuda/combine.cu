@@ -1,9 +1,8 @@
 // Fast mode's other half: wait for the CPU tier without a polling kernel, then add its sum.
-#include <cuda.h>
-
 #include "../core/mailbox.h"
 #include "check.cuh"
 #include "residency.cuh"
+#include "wait_value.h"
 
 namespace glm53 {
 namespace {
@@ -24,28 +23,12 @@ __global__ void combine(const glm53_residency state, const glm53_step step, floa
     reinterpret_cast<float4*>(final)[i] = sum;
 }
 
-using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
-
-WaitValue find_wait_value() {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    const cudaError_t status =
-        cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function, 12000, cudaEnableDefault, &found);
-    if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
-    return reinterpret_cast<WaitValue>(function);
-}
-
 }  // namespace
 }  // namespace glm53
 
 extern "C" int glm53_mailbox_wait(const glm53_step* step, void* stream) {
     using namespace glm53;
-    static const WaitValue wait_value = find_wait_value();
-    if (wait_value == nullptr) return fail("glm53_mailbox_wait", "this driver has no cuStreamWaitValue32");
-    const CUdeviceptr address = step->mailbox + offsetof(Mailbox, done);
-    const CUresult status =
-        wait_value(static_cast<CUstream>(stream), address, step->sequence, CU_STREAM_WAIT_VALUE_GEQ);
-    return status == CUDA_SUCCESS ? 0 : fail("glm53_mailbox_wait", "cuStreamWaitValue32 was refused");
+    return stream_wait(stream, step->mailbox + offsetof(Mailbox, done), step->sequence, "glm53_mailbox_wait");
 }
 
 extern "C" int glm53_combine(const glm53_residency* state, const glm53_step* step, float* final, void* stream) {

@@ -31,6 +31,7 @@ from glm53_server.engine.jobs import Bounds, Job
 from glm53_server.moe.arena import PinRefused
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.lookahead import AUTO
 from glm53_server.moe.pressure import is_out_of_memory
 from glm53_server.moe.routing_trace import RoutingTrace, TraceSpec
 from glm53_server.moe.split import LaneCosts, SplitState
@@ -249,7 +250,7 @@ def _tiers(
         gpu.stage_bytes,
         gpu.vram_limit_bytes,
         gpu.cache_slots,
-        gpu.lookahead_experts,
+        _lookahead(gpu.lookahead_experts, tier),
         heat_file=Path(gpu.heat_file) if gpu.heat_file and spec is None else None,
     )
     with ExitStack() as undo:
@@ -267,6 +268,12 @@ def _tiers(
             set_split(lane, tiers.residency, tier)
         undo.pop_all()
     return tiers
+
+
+def _lookahead(wanted: int, tier: CpuTierPlan | None) -> int:
+    """A frozen split is for reproducible runs: what is looked ahead must not follow the clock either."""
+    frozen = tier is not None and tier.frozen_split
+    return 1 if wanted == AUTO and frozen else wanted
 
 
 def _cpu_lane(loaded: LoadedModel, kernels: CudaKernels, plan: Plan, tier: CpuTierPlan) -> CpuLane:

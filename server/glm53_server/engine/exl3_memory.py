@@ -11,9 +11,12 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """Limits of this process in bytes; None where there is none or it cannot be read."""
+    """Limits of this process in bytes; None where there is none or it cannot be read.
 
-    address_space: int | None = None
+    address_left: what may still be mapped.
+    """
+
+    address_left: int | None = None
     memlock: int | None = None
     cgroup_left: int | None = None
     available: int | None = None
@@ -23,7 +26,7 @@ class HostLimits:
 def read_limits(root: Path = Path("/")) -> HostLimits:
     """The limits in force now. `root` replaces / for /proc and /sys."""
     return HostLimits(
-        address_space=_soft(resource.RLIMIT_AS),
+        address_left=_address_left(root),
         memlock=_soft(resource.RLIMIT_MEMLOCK),
         cgroup_left=_cgroup_left(root),
         available=_available(root),
@@ -34,9 +37,9 @@ def read_limits(root: Path = Path("/")) -> HostLimits:
 def explain(limits: HostLimits, pinned_bytes: int, wanted_bytes: int) -> tuple[str, str]:
     """(limit, fix): the first limit that stands below what was wanted. Pure."""
     left = wanted_bytes - pinned_bytes
-    if limits.address_space is not None and limits.address_space < wanted_bytes:
+    if not pinned_bytes and limits.address_left is not None and limits.address_left < wanted_bytes:
         return (
-            f"the address space of this process is limited to {_gib(limits.address_space)}",
+            f"the address space limit of this process leaves {_gib(limits.address_left)}",
             "lift it: `ulimit -v unlimited` (systemd: LimitAS=infinity)",
         )
     if limits.cgroup_left is not None and limits.cgroup_left < left:
@@ -66,12 +69,19 @@ def explain(limits: HostLimits, pinned_bytes: int, wanted_bytes: int) -> tuple[s
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.2f} GiB"
+    return f"{size_bytes / GIB:.2f} GiB" if size_bytes >= GIB // 8 else f"{size_bytes >> 10} KiB"
 
 
 def _soft(which: int) -> int | None:
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _address_left(root: Path) -> int | None:
+    limit, used = _soft(resource.RLIMIT_AS), _text(root / "proc/self/statm").split()
+    if limit is None or not used:
+        return None
+    return max(0, limit - int(used[0]) * resource.getpagesize())
 
 
 def _text(path: Path) -> str:

@@ -192,6 +192,7 @@ def expert_shape(block: Any) -> ExpertShape:
 class RouterGuess:
     """A Guess: the later layer's own router on the earlier layer's input, in buffers of its own.
 
+    Of several rows, the experts with the best score of any row.
     Make it after the warm-up, so that the routers' lazily built tensors are shared, not built again.
     """
 
@@ -199,6 +200,7 @@ class RouterGuess:
         from exllamav3.modules.block_sparse_mlp_routing import routing_dots
 
         self._route = routing_dots
+        self._biases = [block.routing_cfg.e_score_bias_h for block in moe_blocks(loaded)]
         self._configs = [
             replace(
                 block.routing_cfg,
@@ -210,8 +212,14 @@ class RouterGuess:
         ]
 
     def __call__(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
-        picks, _ = self._route(1, self._configs[layer], x, {})
-        return picks
+        config, bias = self._configs[layer], self._biases[layer]
+        if x.shape[0] == 1:
+            picks, _ = self._route(1, config, x, {})
+            return picks
+        scores = torch.matmul(x, config.gate_tensor).sigmoid_()
+        if bias is not None:
+            scores += bias
+        return scores.amax(0).topk(config.num_experts_per_tok).indices
 
 
 def check_loaded(loaded: LoadedModel) -> None:

@@ -170,6 +170,8 @@ class Session:
                 not job.is_prefill_done() for job in self._generator.active_jobs
             )
         results = self._generator.iterate()
+        if self.tiers is not None and self.tiers.lookahead is not None:
+            self.tiers.lookahead.check()
         self._refresh_stats()
         if self._lane_failed():
             return self._fail_all(

@@ -8,6 +8,7 @@ import torch
 
 from glm53_server.engine.exl3_model import LoadedModel
 from glm53_server.moe.layer import ExpertTiers
+from glm53_server.moe.lookahead import Lookahead
 
 
 def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
@@ -34,10 +35,7 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
         "decode_link_gb": round(
             (counters["admitted"] + counters["lookahead"]) * layout.record_bytes / 1e9, 3
         ),
-        "lookahead": {
-            "experts_per_layer": tiers.lookahead.limit if tiers.lookahead is not None else 0,
-            "copied": counters["lookahead"],
-        },
+        "lookahead": {"copied": counters["lookahead"]} | _pace(tiers.lookahead),
         "decode_steps": tiers.decode_steps,
         "in_place_passes": tiers.in_place_passes,
         "mem_alloc_gb": round(torch.cuda.memory_allocated(residency.device) / 1e9, 2),
@@ -52,3 +50,14 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
         } | {"in_prefill": tiers.stager.in_prefill, "given_up": tiers.stager.given_up}
         body["stage"] = stage | {"per_buffer": tiers.stager.capacity}
     return body
+
+
+def _pace(ahead: Lookahead | None) -> dict[str, object]:
+    """What is looked ahead per layer, and the two times that decide it."""
+    if ahead is None:
+        return {"experts_per_layer": 0}
+    return {
+        "experts_per_layer": ahead.limit,
+        "idle_ms_per_layer": round(ahead.idle_s * 1e3, 4),
+        "copy_ms_per_expert": round(ahead.copy_s * 1e3, 4),
+    }

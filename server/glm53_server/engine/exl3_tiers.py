@@ -26,7 +26,7 @@ from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.routing_trace import RoutingTrace
 from glm53_server.moe.slots import SlotMemory, plan_slots
-from glm53_server.moe.split import SplitState, balanced_share
+from glm53_server.moe.split import SplitState, balanced
 from glm53ctl.plan import CpuTierPlan
 
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
@@ -41,7 +41,7 @@ class VramBudget:
     stage: int
     limit: int | None = None
     slots: int | None = None
-    lookahead: int = 0  # experts copied one layer ahead in single-stream decode
+    lookahead: int = 0  # experts copied one layer ahead in decode
     heat_file: Path | None = None  # picks of earlier runs: the cache starts warm
 
 
@@ -95,7 +95,8 @@ def build_tiers(
         if budget.heat_file is not None and residency.load_heat(budget.heat_file):
             stager.warm_start()
         if budget.lookahead and plan.total:
-            guess: Guess = RouterGuess(loaded) if trace is None else trace.guess
+            router = RouterGuess(loaded)
+            guess: Guess = router if trace is None else trace.guess_after(router)
             tiers.lookahead = Lookahead(residency, guess, budget.lookahead)
     attach(loaded, tiers)
     return tiers
@@ -118,5 +119,4 @@ def set_split(lane: CpuLane, residency: Residency, tier: CpuTierPlan) -> None:
     costs = found.costs
     if tier.bandwidth_bytes_per_s is not None:
         costs = replace(costs, cpu_s=residency.layout.record_bytes / tier.bandwidth_bytes_per_s)
-    share = balanced_share(costs, 4.0, 4.0)
-    lane.split = SplitState(costs, share, frozen=tier.frozen_split)
+    lane.split = SplitState(costs, *balanced(costs), frozen=tier.frozen_split)

@@ -13,7 +13,7 @@ import torch
 
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.residency import Residency
-from glm53_server.moe.split import LaneCosts, SplitState, balanced_share
+from glm53_server.moe.split import LaneCosts, SplitState, balanced
 
 JOBS = 48
 
@@ -79,6 +79,6 @@ def calibrate(lane: CpuLane, residency: Residency, progress: Callable[[], None])
     busy, experts, link_s = probe.run(8, 0.5)
     cpu_s = max(cpu_alone_s, (busy - fixed_s) / max(1.0, experts))
     costs = LaneCosts(link_s, cpu_s, fixed_s)
-    lane.split = SplitState(costs, balanced_share(costs, 4.0, 4.0))
+    lane.split = SplitState(costs, *balanced(costs))
     size = residency.layout.record_bytes / 1e9
     return Calibration(costs, size / max(link_s, 1e-9), size / cpu_alone_s, size / cpu_s)

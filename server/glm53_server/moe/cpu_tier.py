@@ -18,7 +18,7 @@ from glm53_kernels import CpuKernels, CpuTier, TierShape, TierStats
 from glm53_kernels.cuda import CudaKernels, StepStruct
 from glm53_server.moe.arena import ExpertArena
 from glm53_server.moe.residency import Residency
-from glm53_server.moe.split import LaneSample, SplitState, dither, track
+from glm53_server.moe.split import LaneSample, SplitState, track
 
 WATCHDOG_MS = 3000
 TRACK_EVERY = 64  # decode steps between two looks at the counters
@@ -87,6 +87,8 @@ class CpuLane:
         self._seen = (0, 0, 0, 0, 0)
         self._busy_s = 0.0
         self._timed_from: int | None = None  # admissions when the timing of copies began
+        # Of the timed step's layers: the end of the copies, the end of the GPU's expert kernels.
+        self._computed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self.track_every = TRACK_EVERY
 
     def fill(self, step: StepStruct, x: torch.Tensor, weights: torch.Tensor) -> None:
@@ -102,7 +104,7 @@ class CpuLane:
         step.weights = weights.data_ptr()
         step.mailbox = self._alias
         step.gpu_share = self.split.share
-        step.dither = dither(self._sequence)
+        step.dither = self.split.offset
 
         probe = step.layer % PROBE_LAYERS
         if self._timed_from is None or probe > 1:
@@ -118,6 +120,10 @@ class CpuLane:
         if not step.mailbox:
             return
         stream = residency.stream()
+        if self._timed_from is not None and residency.gather_times:
+            computed = torch.cuda.Event(enable_timing=True)
+            computed.record()
+            self._computed.append((residency.gather_times[-1][1], computed))
         self._cuda.mailbox_wait(step, stream)
         self._cuda.combine(residency.state, step, final.data_ptr(), stream)
 
@@ -149,6 +155,7 @@ class CpuLane:
         if (self._steps + 1) % self.track_every == 0 and residency.gather_times is None:
             self._timed_from = residency.counters()["admitted"]
             residency.gather_times = []
+            self._computed = []
             return
         if self._steps % self.track_every:
             return
@@ -159,7 +166,11 @@ class CpuLane:
         layers, hits, misses, experts, jobs = (a - b for a, b in zip(now, self._seen, strict=True))
         busy_s = stats.busy_ns / 1e9 - self._busy_s
         self._seen, self._busy_s = now, stats.busy_ns / 1e9
-        sample = LaneSample(layers, hits, misses, experts, jobs, busy_s, link_experts, link_busy_s)
+        spans, self._computed = self._computed, []
+        sample = LaneSample(
+            layers, hits, misses, experts, jobs, busy_s, link_experts, link_busy_s,
+            len(spans), sum(copied.elapsed_time(done) for copied, done in spans) / 1e3,
+        )  # fmt: skip
         self.split = track(self.split, sample)
 
     def _timed_copies(self, residency: Residency, admitted: int) -> tuple[int, float]:
@@ -186,9 +197,11 @@ class CpuLane:
             "host_busy_max_ms": round(stats.max_busy_ns / 1e6, 3),
             "timeouts": stats.timeouts,
             "gpu_share": round(self.split.share, 4),
+            "gpu_share_offset": round(self.split.offset, 4),
             "link_ms_per_expert": round(costs.link_s * 1e3, 4),
             "cpu_ms_per_expert": round(costs.cpu_s * 1e3, 4),
             "fixed_ms_per_layer": round(costs.fixed_s * 1e3, 4),
+            "kernels_ms_per_layer": round(costs.kernels_s * 1e3, 4),
         }
 
     def close(self) -> bool:

@@ -58,7 +58,7 @@ class ExpertTiers:
         skips the last MoE; however few its rows, the CPU lane stays out, so that its bits are stock's."""
         self._prefilling = cache_only
         if self.lookahead is not None:
-            self.lookahead.before_step()
+            self.lookahead.new_pass()
         stager = self.stager
         if stager is None:
             return
@@ -87,17 +87,20 @@ class ExpertTiers:
         if self._route_override is not None:
             self._route_override(layer, picks)
         if picks.shape[0] <= DECODE_ROWS:
-            if self.lookahead is not None:
-                self.lookahead.before_step()
+            ahead = self.lookahead
+            if ahead is not None:
+                ahead.before_step()
             step = self._steps[layer]
             step.picks = picks.data_ptr()
             step.num_picks = picks.numel()
             step.mailbox = 0
             if self.cpu_lane is not None and not self._prefilling:
                 self.cpu_lane.fill(step, x, weights)
-            self.residency.decode_step(step)
-            if self.lookahead is not None and picks.shape[0] == 1:
-                self.lookahead.after_route(layer, x)
+            if ahead is None:
+                self.residency.decode_step(step)
+            else:
+                self.residency.decode_step(step, ahead.before_copies)
+                ahead.after_step(layer, x, picks)
         elif self.stager is not None and self.stager.passing:
             self.stager.before_layer(layer)
 
@@ -107,7 +110,5 @@ class ExpertTiers:
         if rows <= DECODE_ROWS:
             if self.cpu_lane is not None:
                 self.cpu_lane.combine(self.residency, self._steps[layer], final)
-            if self.lookahead is not None and rows == 1:
-                self.lookahead.after_experts(layer)
         elif self.stager is not None:
             self.stager.after_layer()

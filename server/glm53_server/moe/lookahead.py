@@ -1,70 +1,163 @@
-"""Look one layer ahead: while layer l + 1 computes its attention the link is idle, so the experts that
-its router would pick for layer l's input are copied then.
+"""Look one layer ahead: while a layer's kernels and the next one's attention run, the link is idle, so
+the experts that the next router would pick for this layer's input are copied then.
 
-A guess moves bytes, never results: a wrong one costs a slot and idle link time. Only single-stream
-decode is looked ahead; with more rows the link is busy anyway.
+A guess moves bytes, never results: a wrong one costs a slot and idle link time. The guess and the
+decision run on a side stream; the copies are the copy engine's, so that they take no place on the GPU.
+
+    compute  cache_step(l)  wait copies(l)  gather(l)          experts(l)  attention(l+1)
+    side     guess(l+1)                               decide
+    copies                                                   l+1 ...................
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable
 
 import torch
 
+from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, StepStruct
 from glm53_server.moe.residency import Residency
 
 Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
-"""guess(layer, x): expert ids int64 [1, n] of that layer for x fp16 [1, hidden], best first."""
+"""guess(layer, x): expert ids int64 [n] of that layer for x fp16 [rows, hidden], best first, or None."""
 
-GATHER_BLOCKS = 16  # enough to fill the link, few enough to leave the other kernels their place
+
+AUTO = -1
+MOST_COPIES = 4
+PACE_EVERY = 128  # steps between two looks at how long the link is idle
+SLACK = 0.3  # of a copy may outlast the idle time: it delays the next layer's copies by no more
+
+
+def copies_that_fit(idle_s: float, copy_s: float) -> int:
+    """How many experts the link moves in the time that it is idle per layer. Pure."""
+    if copy_s <= 0:
+        return 0
+    return max(0, min(MOST_COPIES, int(idle_s / copy_s + SLACK)))
+
+
+class CopiesFailed(torch.AcceleratorError):
+    """Copies could not be issued: the card answers nothing any more, and slots may hold other bytes."""
 
 
 class Lookahead:
-    """Owns a side stream. All calls come from the engine thread, in layer order.
+    """Owns a side stream and a copy thread. All calls come from the engine thread, in layer order.
 
-    limit: experts copied per layer at most: what the link moves while a layer computes.
+    limit: experts copied per layer at most; AUTO follows what the link moves while a layer computes.
     """
 
     def __init__(self, residency: Residency, guess: Guess, limit: int) -> None:
         self._residency = residency
         self._guess = guess
-        self.limit = limit
+        self._auto = limit == AUTO
+        self.limit = 1 if self._auto else min(limit, MAX_COPIES)
+        self._passes = 0
+        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
+        self.copy_s = 0.0
+        self.idle_s = 0.0
+        self._kernels = residency.kernels
         self._stream = torch.cuda.Stream(residency.device)
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
-        for step in self._steps:
-            step.lookahead = 1
-        self._guessed: torch.Tensor | None = None
-        self._pending: int | None = None
-        self._ready = torch.cuda.Event()
-        self._done = torch.cuda.Event()
+        self._map = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
+        self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._alias = self._kernels.host_register(self._box, len(self._map))
+        self._copier = self._kernels.copier_create(
+            self._box, self._alias, residency.layout.record_bytes
+        )
+        self._sequence = 0
+        self._decided_for: int | None = None
+        self._copied_for: int | None = None
+        self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
+        if self._auto:
+            self.copy_s = measured_copy_s(residency)
 
-    def after_route(self, layer: int, x: torch.Tensor) -> None:
-        """Guess the next layer's picks from this layer's input, on the compute stream."""
-        following = layer + 1
-        self._guessed = None
-        if self.limit and following < len(self._steps):
-            self._guessed = self._guess(following, x)
-
-    def after_experts(self, layer: int) -> None:
-        """This layer's kernels are enqueued: copy the guess for the next one behind them."""
-        picks = self._guessed
-        if picks is None:
+    def new_pass(self) -> None:
+        """A forward pass begins: take in what a broken-off pass left behind, and now and then the pace."""
+        self.before_step()
+        self.before_copies()
+        if not self._auto:
             return
-        following = layer + 1
-        residency = self._residency
-        self._ready.record(torch.cuda.current_stream(residency.device))
-        self._stream.wait_event(self._ready)
-        step = self._steps[following]
-        step.picks, step.num_picks = picks.data_ptr(), picks.numel()
-        step.admit_limit = self.limit
-        stream = self._stream.cuda_stream
-        residency.kernels.cache_step(residency.ahead_state, step, stream)
-        residency.kernels.gather(residency.ahead_state, GATHER_BLOCKS, stream)
-        self._done.record(self._stream)
-        self._pending = following
+        timed, self._timed = self._timed, None
+        if timed and all(end.query() for _, end in timed):
+            self.idle_s = sum(a.elapsed_time(b) for a, b in timed) / 1e3 / len(timed)
+            self.limit = copies_that_fit(self.idle_s, self.copy_s)
+        self._passes += 1
+        if self._passes % PACE_EVERY == 0:
+            self._timed = []
+
+    def check(self) -> None:
+        """Raises CopiesFailed once a copy could not be issued."""
+        if self._kernels.copier_failed(self._copier):
+            raise CopiesFailed("copies of the look-ahead could not be issued")
 
     def before_step(self) -> None:
-        """The compute stream is about to read or change residency: wait for the guess's copies."""
-        if self._pending is not None:
-            torch.cuda.current_stream(self._residency.device).wait_event(self._done)
-            self._pending = None
+        """The compute stream is about to read or change residency: wait for the last decision."""
+        compute = torch.cuda.current_stream(self._residency.device)
+        if self._decided_for is not None:
+            compute.wait_event(self._decided)
+            self._decided_for = None
+        self._routed.record(compute)
+
+    def before_copies(self) -> None:
+        """The compute stream is about to fill slots or to read them: wait for the copies under way."""
+        if self._timed:
+            self._timed[-1][1].record(torch.cuda.current_stream(self._residency.device))
+        if self._copied_for is not None:
+            self._kernels.copier_wait(self._alias, self._sequence, self._residency.stream())
+            self._copied_for = None
+
+    def after_step(self, layer: int, x: torch.Tensor, picks: torch.Tensor) -> None:
+        """This layer's copies are enqueued: guess and copy for the next layer beside its kernels.
+
+        x: the layer's input fp16 [rows, hidden]; picks: what it computes with, int64.
+        """
+        following = layer + 1
+        if following >= len(self._steps):
+            return
+        if self._timed is not None:
+            spans = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            spans[0].record(torch.cuda.current_stream(self._residency.device))
+            self._timed.append(spans)
+        if not self.limit:
+            return
+        self._gathered.record(torch.cuda.current_stream(self._residency.device))
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._routed)
+            guessed = self._guess(following, x)
+            if guessed is None:
+                return
+            self._stream.wait_event(self._gathered)
+            self._decide(self._steps[following], guessed, picks)
+            self._decided.record(self._stream)
+        self._decided_for = self._copied_for = following
+
+    def _decide(self, step: StepStruct, guessed: torch.Tensor, picks: torch.Tensor) -> None:
+        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
+        step.lookahead = 1
+        step.mailbox, step.sequence, step.admit_limit = self._alias, self._sequence, self.limit
+        step.picks, step.num_picks = guessed.data_ptr(), guessed.numel()
+        step.protected_picks, step.num_protected = picks.data_ptr(), picks.numel()
+        self._kernels.cache_step(self._residency.state, step, self._stream.cuda_stream)
+
+    def close(self) -> None:
+        """End the copy thread. The GPU must have no step in flight."""
+        self._kernels.copier_destroy(self._copier)
+        self._kernels.host_unregister(self._box)
+
+
+def measured_copy_s(residency: Residency) -> float:
+    """Seconds that the copy engine takes for one expert. Locks no slot: it writes to memory of its own."""
+    layout = residency.layout
+    target = torch.empty(layout.record_bytes, dtype=torch.uint8, device=residency.device)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    keys = range(0, layout.layers * layout.experts, max(1, layout.layers * layout.experts // 16))
+    start.record()
+    for key in keys:
+        source = residency.state.home + key * layout.record_bytes
+        residency.kernels.copy_async(
+            target.data_ptr(), source, layout.record_bytes, residency.stream()
+        )
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / len(keys)

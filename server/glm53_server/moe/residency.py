@@ -7,7 +7,7 @@ tables, so no slot can be overwritten while an earlier kernel still reads it. No
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -76,10 +76,6 @@ class Residency:
             down_offset=layout.offsets[2],
             **{name: array.data_ptr() for name, array in self._arrays.items()},
         )
-        # A second job list for look-ahead steps, which run beside the decode steps.
-        self._ahead = (zeros(2 * MAX_PICKS, torch.int64), zeros(1, torch.int32))
-        self.ahead_state = ResidencyStruct.from_buffer_copy(self.state)
-        self.ahead_state.jobs, self.ahead_state.num_jobs = (a.data_ptr() for a in self._ahead)
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self.gather_blocks = 2 * processors
         # Misses admitted per layer and step; the rest is read in place or computed by the CPU.
@@ -92,13 +88,20 @@ class Residency:
         """The compute stream: the one exllamav3 launches on."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
-    def decode_step(self, step: StepStruct) -> None:
-        """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts."""
+    def decode_step(
+        self, step: StepStruct, before_copies: Callable[[], None] | None = None
+    ) -> None:
+        """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts.
+
+        before_copies() is called between the two, to let the stream wait for other copies.
+        """
         stream = self.stream()
         step.admit_limit = self.admit_limit if self.slots else 0
         self.kernels.cache_step(self.state, step, stream)
         if not self.slots:
             return
+        if before_copies is not None:
+            before_copies()
         if self.gather_times is None:
             self._gather(stream)
             return

@@ -9,9 +9,12 @@ driven with the same picks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
 
 REPEAT_TARGET = 0.33
 # Share of a layer's picks that its own router names from the previous layer's input (public study).
@@ -74,19 +77,27 @@ class RoutingTrace:
         uniform = torch.rand((spec.layers, spec.prefill_rows, spec.experts), generator=generator)
         score = log_popularity[:, None, :] - torch.log(-torch.log(uniform.clamp_(1e-12, 1 - 1e-7)))
         self.prefill = torch.topk(score, spec.picks, dim=2).indices.to(device)
-        single = self.decode[:, :, 0].cpu()
-        rows = torch.arange(spec.steps) % spec.prefill_rows
-        wrong = self.prefill[:, rows].cpu().permute(1, 0, 2)
-        right = torch.rand(single.shape, generator=generator) < GUESS_RECALL
-        guesses = torch.where(right, single, wrong)[:, :, None, :]
-        self._guesses = guesses.contiguous().to(device)
+        real = self.decode.cpu()
+        rows = torch.arange(spec.steps)[:, None] + 7 * torch.arange(spec.streams)
+        wrong = self.prefill[:, rows % spec.prefill_rows].cpu().permute(1, 0, 2, 3)
+        right = torch.rand(real.shape, generator=generator) < GUESS_RECALL
+        # By rank, then by stream: the best guesses of all streams come first.
+        self._guesses = torch.where(right, real, wrong).transpose(2, 3).contiguous().to(device)
         self._spec = spec
         self._step = -1
 
     def guess(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
         """A Guess with the recall measured on the real model (GUESS_RECALL), wrong ones by popularity."""
-        del x
-        return self._guesses[self._step, layer]
+        return self._guesses[self._step, layer, :, : x.shape[0]].flatten().contiguous()
+
+    def guess_after(self, router: Guess) -> Guess:
+        """The trace's guess, at the cost of a real one: the router runs, and its answer is dropped."""
+
+        def guess(layer: int, x: torch.Tensor) -> torch.Tensor | None:
+            router(layer, x)
+            return self.guess(layer, x)
+
+        return guess
 
     def restart(self) -> None:
         """Begin at the first step again."""

@@ -2,10 +2,10 @@
 
 Two lanes run in parallel and join before the residual add (performance.md 2.2):
 
-    link  hits * hit_s + admitted * link_s
+    link  hits * hit_s + admitted * link_s + kernels_s
     cpu   fixed_s + computed * cpu_s
 
-The share of misses that the link should take makes both end together. Pure; times in seconds.
+The link takes the whole number of misses for which the later of the two ends first. Pure; times in seconds.
 """
 
 from __future__ import annotations
@@ -19,29 +19,49 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class LaneCosts:
-    """Seconds per expert on each lane, measured with both lanes busy, and the CPU lane's fixed cost."""
+    """Seconds per expert on each lane, measured with both lanes busy, and each lane's fixed cost.
+
+    kernels_s: the GPU's own expert kernels of a layer, which run after the copies.
+    """
 
     link_s: float
     cpu_s: float
     fixed_s: float
     hit_s: float = 0.0
+    kernels_s: float = 0.0
 
 
 def balanced_share(costs: LaneCosts, misses: float, hits: float) -> float:
     """Share of the misses that the link takes so that both lanes end together, in [0, 1]."""
     if misses <= 0:
         return 1.0
-    spare = costs.fixed_s - hits * costs.hit_s
+    spare = costs.fixed_s - costs.kernels_s - hits * costs.hit_s
     on_link = (misses * costs.cpu_s + spare) / (costs.link_s + costs.cpu_s)
     return min(1.0, max(0.0, on_link / misses))
 
 
+def balanced(costs: LaneCosts, hits: float = 0.0) -> tuple[float, float]:
+    """(share, offset): of m misses the link takes floor(m * share + offset), which is best for every m.
+
+    Both lanes would end together at x = m * share + spare / both. One more on the link than floor(x)
+    costs (1 - fraction) * link_s, one less fraction * cpu_s: x is rounded up from link_s / both on.
+    """
+    both = costs.link_s + costs.cpu_s
+    share = costs.cpu_s / both
+    spare = costs.fixed_s - costs.kernels_s - hits * costs.hit_s
+    return share, spare / both + share
+
+
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The model as it stands: costs, the share in force, and means of hits and misses per layer."""
+    """The model as it stands: costs, the split in force, and means of hits and misses per layer.
+
+    Of m misses the link takes floor(m * share + offset), at least none and at most all.
+    """
 
     costs: LaneCosts
     share: float
+    offset: float = 0.5
     misses: float = 4.0
     hits: float = 4.0
     frozen: bool = False
@@ -62,6 +82,8 @@ class LaneSample:
     cpu_busy_s: float
     link_experts: int = 0
     link_busy_s: float = 0.0
+    kernel_calls: int = 0
+    kernels_s: float = 0.0
 
 
 def track(state: SplitState, sample: LaneSample) -> SplitState:
@@ -78,11 +100,16 @@ def track(state: SplitState, sample: LaneSample) -> SplitState:
         costs = replace(costs, cpu_s=slow(costs.cpu_s, variable / sample.cpu_experts))
     if sample.link_experts > 0:
         costs = replace(costs, link_s=slow(costs.link_s, sample.link_busy_s / sample.link_experts))
+    if sample.kernel_calls > 0:
+        measured = sample.kernels_s / sample.kernel_calls
+        known = costs.kernels_s or measured  # the first measurement counts whole
+        costs = replace(costs, kernels_s=slow(known, measured))
     misses = slow(state.misses, sample.misses / sample.layers)
     hits = slow(state.hits, sample.hits / sample.layers)
-    wanted = balanced_share(costs, misses, hits)
-    share = wanted if abs(wanted - state.share) > HYSTERESIS else state.share
-    return SplitState(costs, share, misses, hits)
+    share, offset = balanced(costs, hits)
+    if max(abs(share - state.share), abs(offset - state.offset)) <= HYSTERESIS:
+        share, offset = state.share, state.offset
+    return SplitState(costs, share, offset, misses, hits)
 
 
 def dither(call: int) -> float:

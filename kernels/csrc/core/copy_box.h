@@ -1,0 +1,22 @@
+// Copies of one look-ahead step, in pinned memory: decided by the GPU, issued by a host thread on the
+// copy engine, awaited by the compute stream. Every line of 64 bytes has one writer.
+#pragma once
+
+#include <cstdint>
+
+namespace glm53 {
+
+constexpr int kCopyJobs = 16;  // experts looked ahead per step, at most
+
+struct CopyJob {
+    uint64_t source, destination;  // addresses of one expert record
+};
+
+struct alignas(64) CopyBox {
+    alignas(64) uint32_t posted;  // device, written last: sequence number of the jobs below
+    alignas(64) uint32_t done;    // copy stream (device for no jobs, host after a failure)
+    alignas(64) uint32_t count;   // device, from here on
+    CopyJob jobs[kCopyJobs];
+};
+
+}  // namespace glm53
