@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from glm53_server.engine.exl3_tiers import VramBudget, free_for_slots
 from glm53_server.moe.arena import RecordLayout
 from glm53_server.moe.prefill import plan_stage, slot_runs
-from glm53_server.moe.slots import CHUNK_BYTES, SlotPlan, plan_slots
+from glm53_server.moe.slots import CHUNK_BYTES, SlotMemory, SlotPlan, plan_slots
 
 GIB = 1 << 30
 FLASH_RECORD = 3 * 4096 * 2048 * 3 // 8
@@ -133,3 +134,39 @@ def test_a_record_is_gate_up_down() -> None:
     assert layout.record_bytes == 288
     assert layout.layer_bytes == 5 * 288
     assert layout.total_bytes == 15 * 288
+
+
+RECORD = 64
+
+
+@given(
+    st.integers(0, 50), st.integers(1, 9), st.lists(st.integers(0, 60 * RECORD), max_size=6),
+    st.lists(st.integers(0, 60 * RECORD), max_size=6),
+)  # fmt: skip
+def test_a_cache_that_shrinks_and_grows_keeps_its_numbers(base, chunk, shrinks, grows) -> None:
+    """Slots are given up from the end of the base and come back in order; the others do not move."""
+    memory = SlotMemory(SlotPlan(base, 3, 1, chunk), RECORD, torch.device("cpu"))
+    others = memory.addresses()[base:]
+    for wanted in shrinks:
+        before = memory.addresses()
+        first, count = memory.last_chunks(wanted)
+        assert first + count == memory.base_held
+        assert count * RECORD >= wanted or first == 0, "more could have been given"
+        assert not count or (count - chunk) * RECORD < wanted, "a chunk too many"
+        memory.give_up(first)
+        after = memory.addresses()
+        assert after[:first] == before[:first]
+        assert after[first:base] == [0] * (base - first)
+        assert after[base:] == others
+    for spare in grows:
+        held = memory.base_held
+        first, count = memory.grow(spare)
+        assert (first, first + count) == (held, memory.base_held)
+        assert count * RECORD <= spare
+        after = memory.addresses()
+        assert all(after[: held + count])
+        assert not any(after[held + count : base])
+    memory.grow(base * RECORD)
+    assert memory.base_held == base
+    addresses = memory.addresses()
+    assert len(set(addresses)) == len(addresses) == SlotPlan(base, 3, 1, chunk).total
