@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +14,7 @@ from gpu_engine_cases import (
     CACHE_TOKENS,
     PROMPTS,
     VOCAB,
+    all_to_cpu,
     collect,
     ids_of,
     loaded,
@@ -211,7 +211,7 @@ def test_a_hung_cpu_tier_fails_its_request_and_comes_back(fast: Exl3Engine) -> N
     assert tiers is not None
     lane = tiers.cpu_lane
     assert lane is not None
-    lane.split = replace(lane.split, share=0.0, frozen=True)  # every miss to the CPU
+    all_to_cpu(fast)
     works(fast, "before")
     jobs = lane.counters().jobs
     assert jobs > 0
