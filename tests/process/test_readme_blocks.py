@@ -2,7 +2,8 @@
 
 `<!-- runnable -->` in the line before a block marks it. A page's blocks run in order as one script; the
 port is another and the engine is the scripted one, so that a page takes seconds. In a console block the
-lines with a prompt run; its other lines show what comes.
+lines with a prompt run; its other lines show what comes. Any other block of commands says why it is not
+run: `<!-- not run: REASON -->`. The pages that `make docs` writes are checked against the code instead.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from stage import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^<!-- runnable -->\n```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [
-    page
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if "<!-- runnable -->\n```" in page.read_text(encoding="utf-8")
-]
+ANY_BLOCK = re.compile(r"(?:^(<!--.*?-->)\n)?^```(?:sh|console|bash)\n", re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run: (.{8,}) -->")
+GENERATED = {"cli.md", "settings.md", "exit-codes.md"}
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in DOCUMENTS if "<!-- runnable -->\n```" in page.read_text(encoding="utf-8")]
 
 
 def script_of(text: str, port: int) -> str:
@@ -39,6 +40,9 @@ def script_of(text: str, port: int) -> str:
 
 def run(text: str, home: Path) -> subprocess.CompletedProcess[str]:
     port = free_port()
+    for name in ("bench", "scripts", "reference"):
+        if not (home / name).exists():
+            (home / name).symlink_to(ROOT / name)
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("GLM53_", "XDG_"))
     }
@@ -60,9 +64,22 @@ def run(text: str, home: Path) -> subprocess.CompletedProcess[str]:
         subprocess.run(stop, cwd=home, env=environment, capture_output=True, check=False)
 
 
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.name)
+def test_every_block_of_commands_runs_or_says_why_not(page):
+    markers = ANY_BLOCK.findall(page.read_text(encoding="utf-8"))
+    if page.name in GENERATED:
+        return
+    reasons = {marker: NOT_RUN.fullmatch(marker) for marker in markers}
+    silent = [m for m, reason in reasons.items() if m != "<!-- runnable -->" and reason is None]
+    assert silent == []
+    for reason in filter(None, reasons.values()):
+        for name in re.findall(r"tests/\S+\.py", reason[1]):
+            assert (ROOT / name).is_file(), name
+
+
 def test_the_readme_and_other_pages_have_blocks_to_run():
     assert PAGES[0].name == "README.md"
-    assert len(PAGES) >= 3
+    assert len(PAGES) >= 9
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)

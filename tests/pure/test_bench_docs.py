@@ -14,11 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 LINES = [
     line
-    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    for block in re.findall(
+        r"```(?:console|sh)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     for line in block.replace("\\\n", " ").splitlines()
     if line.startswith(("glm53ctl bench", "python3 bench/"))
 ]
-SUBCOMMANDS = {"ab", "all", "panel", "sweep", "stream", "kl", "record-panel"}
+SUBCOMMANDS = {"ab", "all", "report", "panel", "sweep", "stream", "kl", "record-panel"}
 
 
 def test_the_page_has_commands():
