@@ -19,7 +19,7 @@ from typing import Any
 
 from glm53ctl.errors import Conflict, Glm53Error, NotRunning, Unhealthy
 from glm53ctl.plan import Plan
-from glm53ctl.supervisor import logs
+from glm53ctl.supervisor import logs, owned
 from glm53ctl.supervisor.classify import supervisor_lost
 from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import (
@@ -41,6 +41,7 @@ Record = dict[str, Any]
 _ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is very busy
 _LOCK_RETRY_S = 2.0
 _FILE_POLL_S = 0.2
+_STRAY_S = 5.0
 _AT_ONCE_S = 1.5  # an idle server has ended by then
 
 
@@ -128,6 +129,7 @@ def clean_up(instance: Instance) -> Record | None:
     child = Identity.from_dict(record.get("child"))
     if child is not None and child.alive():
         _kill_session(child)
+    owned.end_strays(instance.folder, limit_s=_STRAY_S)
     supervisor = Identity.from_dict(record.get("supervisor"))
     rebooted = supervisor is None or supervisor.boot_id != boot_id()
     failure = supervisor_lost(rebooted=rebooted, option=instance.option)
@@ -313,7 +315,30 @@ def stop(
             f"{instance.name!r} is still stopping after {limit_s:.0f} s",
             hint=f"glm53ctl down{instance.option} --force",
         )
+    _check_nothing_left(instance)
     return True
+
+
+def _check_nothing_left(instance: Instance) -> None:
+    """End what left the server's session. Raises Glm53Error naming what even SIGKILL does not end.
+
+    Under the lock: a server that another command starts meanwhile is no stray.
+    """
+    lock_fd = try_lock(instance.lock_path) if instance.folder.is_dir() else None
+    if lock_fd is None:
+        return
+    try:
+        left = owned.end_strays(instance.folder, limit_s=_STRAY_S)
+    finally:
+        instance.lock_path.unlink(missing_ok=True)
+        os.close(lock_fd)
+    if left:
+        pids = ", ".join(str(item.pid) for item in left)
+        raise Glm53Error(
+            f"the supervisor of {instance.name!r} has ended, but pid {pids} of its server has not",
+            hint=f"it may hold VRAM; one in state D waits for the driver: "
+            f"ps -o pid,stat,wchan:20,cmd -p {pids.replace(' ', '')}",
+        )
 
 
 def _kill_supervisor(instance: Instance) -> bool:
@@ -327,6 +352,7 @@ def _kill_supervisor(instance: Instance) -> bool:
         os.kill(supervisor.pid, signal.SIGKILL)
     wait_gone(supervisor, _ANSWER_S)
     _clear_stale(instance)
+    _check_nothing_left(instance)
     return True
 
 

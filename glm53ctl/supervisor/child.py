@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glm53ctl.plan import Plan
-from glm53ctl.supervisor import logs
+from glm53ctl.supervisor import logs, owned
 from glm53ctl.supervisor.ready import ReadyPipe
 from glm53ctl.supervisor.state import Identity, Instance
 
@@ -79,7 +79,7 @@ class Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log_fd,
                     stderr=log_fd,
-                    env=dict(environment),
+                    env={**environment, **owned.mark(instance.folder)},
                     cwd=instance.folder,
                     pass_fds=(write_fd,),
                     start_new_session=True,

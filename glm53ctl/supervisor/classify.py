@@ -111,10 +111,33 @@ _SIGNALS: dict[int, tuple[str, Healing, str | None]] = {
     ),
 }
 
-_TAIL_PATTERNS: tuple[tuple[str, str, Healing, str], ...] = (
-    ("CUDA out of memory", "GPU out of memory", Healing.ONCE, "glm53ctl up with a larger reserve"),
-    ("has fallen off the bus", "GPU lost", Healing.ONCE, "reboot; check power and riser cable"),
-    ("CUDA error", "CUDA error", Healing.RESTART, "`glm53ctl logs -n 40` has the failing call"),
+_PIN_HINT = (
+    "VRAM may be free all the same: under WSL Windows limits pinned memory, elsewhere RAM is short; "
+    "`glm53ctl doctor --only LIM-003` measures it"
+)
+# Words that are all among the last lines; the first row that matches counts. A refused pin says "out of
+# memory" as well, and is about host memory.
+_TAIL_PATTERNS: tuple[tuple[tuple[str, ...], str, Healing, str], ...] = (
+    (("cudaHostRegister", "out of memory"), "pin limit", Healing.NEVER, _PIN_HINT),
+    (("cudaHostAlloc", "out of memory"), "pin limit", Healing.NEVER, _PIN_HINT),
+    (
+        ("CUDA out of memory",),
+        "GPU out of memory",
+        Healing.ONCE,
+        "glm53ctl up with a larger reserve",
+    ),
+    (
+        ("has fallen off the bus",),
+        "GPU lost",
+        Healing.ONCE,
+        "reboot; check power and riser cable",
+    ),
+    (
+        ("CUDA error",),
+        "CUDA error",
+        Healing.RESTART,
+        "`glm53ctl logs -n 40` has the failing call",
+    ),
 )
 
 
@@ -186,8 +209,8 @@ def _by_code(ending: Ending) -> Failure:
             hint="the installation is damaged: install glm53ctl again",
         )
     text = "\n".join(ending.tail)
-    for pattern, kind, healing, hint in _TAIL_PATTERNS:
-        if pattern in text:
+    for words, kind, healing, hint in _TAIL_PATTERNS:
+        if all(word in text for word in words):
             return Failure(kind, f"exited with code {code}: {kind}", healing, hint=hint)
     if code == 0:
         return Failure("quit", "exited by itself with code 0")

@@ -17,7 +17,7 @@ from typing import Any
 from glm53ctl.env import Environ
 from glm53ctl.plan import Plan
 from glm53ctl.probes.system import this_system
-from glm53ctl.supervisor import lifecycle, logs, oom, placement
+from glm53ctl.supervisor import lifecycle, logs, oom, owned, placement
 from glm53ctl.supervisor.child import Child, child_environment
 from glm53ctl.supervisor.classify import (
     Ending,
@@ -264,6 +264,8 @@ class Supervisor:
             child.pipe.close()
         kills = self._oom.kills_of(child.process.pid)
         code = child.reap()
+        for stray in owned.end_strays(self._instance.folder, limit_s=0):
+            logs.note(self._instance.log_path, f"process {stray.pid} of the server is left")
         self._child, self._watch = None, None
         ending = Ending(
             code,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -17,9 +18,10 @@ import pytest
 from stage import FAST, Stage, wait_until
 
 from glm53ctl import client
+from glm53ctl.errors import Glm53Error
 from glm53ctl.paths import tiny_checkpoint
 from glm53ctl.plan import EngineName, GpuPlan
-from glm53ctl.supervisor import logs
+from glm53ctl.supervisor import logs, owned
 from glm53ctl.supervisor.state import Identity, Instance, holder, session_members
 
 FAST_LOAD = replace(FAST, start_stall_s=60.0)  # importing torch is no progress
@@ -182,6 +184,60 @@ def test_T067_a_server_without_vram_on_its_gpu_is_stopped(stage: Stage, monkeypa
         "wrong GPU",
         words,
     )
+
+
+def test_T024_a_server_that_landed_on_another_card_is_stopped(stage: Stage, monkeypatch):
+    asked = GpuPlan("GPU-A", "NVIDIA GeForce RTX 3090", 0, 0, 0)
+    machine = stage.instance.folder.parent / "machine"
+    machine.mkdir()
+    monkeypatch.setenv("GLM53_FAKE_ROOT", str(machine))
+    (machine / "nvml.json").write_text("{}")
+    plan = stage.plan(start_delay_s=2.0)
+    client.launch(stage.instance, replace(plan, gpu=asked), FAST)
+    child = wait_until(lambda: stage.record()["child"])
+    cards = [
+        {"uuid": "GPU-A", "processes": [], "memory": {"used": 4 << 20}},
+        {"uuid": "GPU-B", "processes": [{"pid": child["pid"]}], "memory": {"used": 20 << 30}},
+    ]
+    (machine / "nvml.json").write_text(json.dumps({"gpus": cards}))
+    record = stage.settle()
+    assert (record["phase"], record["exit_code"]) == ("failed", 8)
+    assert record["last_failure"]["summary"] == "VRAM is held on GPU-B, not on GPU-A"
+    stage.assert_nothing_left(child["pid"])
+
+
+def worker_of(folder: Path) -> subprocess.Popen[bytes]:
+    """What a server may start: a process in a session of its own."""
+    environment = {**os.environ, **owned.mark(folder)}
+    return subprocess.Popen(["sleep", "600"], env=environment, start_new_session=True)
+
+
+def test_T074_a_worker_that_left_the_session_ends_with_its_server(stage: Stage):
+    stage.up()
+    pids = stage.pids()
+    assert {item.pid for item in owned.strays(stage.instance.folder)} == {pids[1]}
+    with worker_of(stage.instance.folder) as ours, worker_of(Path("/other")) as stranger:
+        os.kill(pids[1], signal.SIGKILL)
+        assert ours.wait(10) == -signal.SIGKILL
+        stage.wait_for("ready", restarts=1)
+        with worker_of(stage.instance.folder) as second:
+            client.stop(stage.instance, 0.0)
+            assert second.wait(10) == -signal.SIGKILL
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_T074_what_does_not_end_is_named_by_down(stage: Stage, monkeypatch):
+    stage.up()
+    with worker_of(stage.instance.folder) as stuck:
+        seen = Identity.of(stuck.pid)
+        monkeypatch.setattr(owned, "end_strays", lambda *_, **__: [seen])
+        with pytest.raises(Glm53Error) as error:
+            client.stop(stage.instance, 0.0)
+        assert error.value.exit_code == 1
+        assert f"pid {stuck.pid} of its server has not" in error.value.message
+        monkeypatch.undo()
+        stuck.kill()
 
 
 def test_T073_an_open_stream_does_not_block_the_end_and_gets_its_last_event(stage: Stage):

@@ -129,3 +129,14 @@ def test_no_oom_counter_is_not_zero_kills(tmp_path):
 def test_a_lost_supervisor_is_started_again_by_its_name():
     lost = supervisor_lost(rebooted=False, option=" --instance two")
     assert lost.hint == "glm53ctl restart --instance two starts it with the plan it had"
+
+
+def test_T027_a_refused_pin_is_no_full_card():
+    refused = ("  File arena.py, in cudaHostRegister", "RuntimeError: CUDA error: out of memory")
+    found = classify(Ending(1, tail=refused))
+    assert (found.kind, found.healing) == ("pin limit", Healing.NEVER)
+    assert "WSL" in str(found.hint)
+    full = classify(Ending(1, tail=("torch.OutOfMemoryError: CUDA out of memory. Tried ...",)))
+    assert full.kind == "GPU out of memory"
+    pinned = classify(Ending(1, tail=("cudaHostRegister took 8.1 s", "ValueError: x")))
+    assert pinned.kind == "crash"
