@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask a server of the tiny model held-out questions at temperature 0, and count what is right.
 
-usage: tiny_suite.py --url URL [--cases 40] [--seed 7] [--floor 0.95] [--out FILE]
+usage: tiny_suite.py --url URL [--cases 40] [--seed 7] [--floor 0.95] [--parallel 1] [--out FILE]
 
 The questions are those of scripts/tiny that no training ever sees. Per kind: sums, facts, calls (right
 tool, right arguments), use of a tool's result, JSON answers, and the rest; over all of them: reasoning
@@ -15,6 +15,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,10 @@ def read(answer: Mapping[str, Any]) -> Said:
     return Said(content.strip(), message.get("reasoning_content") or "", closed, calls)
 
 
+def answered(server: Server, case: Case) -> tuple[Case, Said]:
+    return case, read(server.post("/v1/chat/completions", request(case)))
+
+
 def score(asked: list[tuple[Case, Said]]) -> dict[str, Any]:
     """The figures of all answers."""
     kinds: dict[str, dict[str, float]] = {}
@@ -153,15 +158,16 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=40, help="questions of each kind (40)")
     parser.add_argument("--seed", type=int, default=7, help="which held-out questions (7)")
     parser.add_argument("--floor", type=float, default=0.95, help="share that must be right (0.95)")
+    parser.add_argument("--parallel", type=int, default=1, help="questions at a time (1)")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     args = parser.parse_args()
     server = Server(args.url, args.api_key_file)
     try:
         engine = server.get("/server_info").get("engine")
-        asked = [
-            (case, read(server.post("/v1/chat/completions", request(case))))
-            for case in cases(args.seed, args.cases)
-        ]
+        with ThreadPoolExecutor(args.parallel) as pool:
+            asked = list(
+                pool.map(lambda case: answered(server, case), cases(args.seed, args.cases))
+            )
     except ServerError as err:
         print(f"error: {err}", file=sys.stderr)
         return 2

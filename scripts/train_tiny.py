@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tiny import tokens
-from tiny.batches import MAX_WIDTH, Source
+from tiny.batches import WIDTH, Source
 from tiny.corpus import samples
 from tiny.rendering import plain_texts
 from tiny.samples import Split
@@ -39,64 +39,84 @@ TOKENIZER_SAMPLES = 40_000
 
 
 def main() -> int:
+    started = time.monotonic()
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     shape = SMOKE if args.smoke else TINY
     path = args.out / "tokenizer.json"
-    started = time.monotonic()
     wanted = 3000 if args.smoke else TOKENIZER_SAMPLES
     texts = (text for s in islice(samples(args.seed), wanted) for text in plain_texts(s))
     tokens.train(texts, path, shape.vocab)
     print(f"tokenizer of {shape.vocab} ids: {time.monotonic() - started:.0f} s", flush=True)
-    report = train(args, shape, path)
-    write_side_files(args.out, shape)
     rows = args.out.with_name(f"{args.out.name}-calibration.safetensors")
     write_calibration(rows, path, args.calibration_rows)
-    (args.out / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=1))
+    train(args, shape, path, started)
     return 0
 
 
-def train(args: argparse.Namespace, shape: Shape, path: Path) -> dict[str, Any]:
-    """Train and save the weights; the figures of the run."""
-    import torch
+def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) -> None:
+    """Train until --seconds after `started`. The checkpoint and its report are written at every check,
+    at the end, and once more with what is measured after it.
+    """
     from tiny.greedy import cases
     from tiny.routing import Router
     from tiny.training import Limits, Recipe, Trainer, close
 
-    tokenizer = Tokenizer(path)
+    tokenizer, pad = Tokenizer(path), eos_ids(shape)[0]
+    source = Source(path, args.seed, pad, max(1, args.tokens // WIDTH), args.block)
+    batches = source.batches(args.processes)
     model = build(shape, args.seed).to(args.device)
     router = Router(model)
     router.skew(args.spread, args.seed)
     limits = Limits(args.seconds, args.steps)
-    recipe = Recipe(
-        limits, args.rate, args.repeat_weight, args.check_every_s, args.budget, args.compile
-    )
+    recipe = Recipe(limits, args.rate, args.repeat_weight, args.check_every_s, args.budget)
     trainer = Trainer(model, router, recipe)
-    pad = eos_ids(shape)[0]
-    batches = Source(path, args.seed, pad, args.tokens, args.block).batches(args.processes)
-    asked = cases(tokenizer, args.seed, args.checks, 96 if args.smoke else MAX_WIDTH)
-    started = time.monotonic()
-    trainer.run(batches, tokenizer, asked[: args.checks // 4])
-    trained_s = time.monotonic() - started
-    routing = trainer.routing(batches, pad, 1 if args.smoke else 8)
+    asked = cases(tokenizer, args.seed, args.checks, 96 if args.smoke else WIDTH)
+    report = _report(args, model)
+
+    def keep(**more: Any) -> None:
+        report.update(steps=trainer.steps, tokens=trainer.tokens, loss=trainer.loss_now, **more)
+        report["seconds"] = round(time.monotonic() - started, 1)
+        save(model, args.out, shape, report)
+
+    def check() -> None:
+        keep(held_out=trainer.accuracy(tokenizer, asked[: args.checks // 4]))
+        print(f"{report['seconds']} s: held-out {report['held_out']}", flush=True)
+
+    print(f"model ready: {time.monotonic() - started:.0f} s", flush=True)
+    if args.compile:
+        trainer.compile(next(batches), args.seconds / 6)
+    try:
+        trainer.run(batches, started, check)
+    finally:
+        keep()
+    print(f"trained: {report['seconds']} s", flush=True)
+    routing = trainer.routing(batches, 1 if args.smoke else 8)
     close(batches)
-    shares = trainer.accuracy(tokenizer, asked)
-    save(model, args.out)
     for number, layer in enumerate(routing, 1):
         print(f"MoE layer {number}: {layer.effective:.1f} effective experts, top quarter "
               f"{layer.top_quarter_share:.2f}, repeat {layer.repeat_rate:.2f}, unused {layer.unused}")  # fmt: skip
+    seconds = report["seconds"]
+    report.update(
+        routing=[asdict(layer) for layer in routing], held_out=trainer.accuracy(tokenizer, asked)
+    )
+    report["seconds"] = seconds
+    write_report(args.out, report)
+    print(json.dumps(report, indent=1), flush=True)
+
+
+def _report(args: argparse.Namespace, model: Any) -> dict[str, Any]:
+    """What is known before the first step."""
+    import torch
+
     return {
         "seed": args.seed,
-        "steps": trainer.steps,
-        "tokens": trainer.tokens,
-        "seconds": round(trained_s, 1),
         "command": " ".join(["scripts/train_tiny.py", *sys.argv[1:]]),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
         "torch": torch.__version__,
         "parameters": sum(p.numel() for n, p in model.named_parameters() if ".visual." not in n),
-        "held_out": shares,
-        "routing": [asdict(layer) for layer in routing],
+        "held_out": {},
+        "routing": [],
     }
 
 
@@ -110,13 +130,25 @@ def build(shape: Shape, seed: int) -> Any:
     return Glm5NextForConditionalGeneration(config)
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write the weights with the names of a checkpoint and the dtypes that exllamav3 accepts."""
+def save(model: Any, folder: Path, shape: Shape, report: dict[str, Any]) -> None:
+    """Write a whole checkpoint: the weights with the names of a checkpoint and the dtypes that exllamav3
+    accepts, the files beside them, and the report.
+    """
     from safetensors.torch import load_file, save_file
 
-    model.float().save_pretrained(folder)
-    weights = saved(load_file(folder / "model.safetensors"))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    new = folder / "new"
+    model.save_pretrained(new)
+    weights = saved(load_file(new / "model.safetensors"))
+    save_file(weights, new / "model.safetensors", metadata={"format": "pt"})
+    write_side_files(new, shape)
+    write_report(new, report)
+    for path in new.iterdir():
+        path.replace(folder / path.name)
+    new.rmdir()
+
+
+def write_report(folder: Path, report: dict[str, Any]) -> None:
+    (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def write_calibration(out: Path, tokenizer: Path, rows: int) -> None:
@@ -133,9 +165,9 @@ def write_calibration(out: Path, tokenizer: Path, rows: int) -> None:
     ids: list[int] = []
     for sample in samples(0, Split.TRAIN):
         ids += encode(sample, encoder)[0]
-        if len(ids) >= rows * MAX_WIDTH:
+        if len(ids) >= rows * WIDTH:
             break
-    save_file({"input_ids": torch.tensor(ids[: rows * MAX_WIDTH]).view(rows, MAX_WIDTH)}, out)
+    save_file({"input_ids": torch.tensor(ids[: rows * WIDTH]).view(rows, WIDTH)}, out)
 
 
 def _arguments() -> argparse.Namespace:
@@ -144,28 +176,33 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the dense checkpoint")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0, help="training time (600)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="from the start of this program to the end of training (600)",
+    )
     parser.add_argument("--steps", type=int, help="end after so many steps, if that is sooner")
-    parser.add_argument("--tokens", type=int, default=32768, help="of a batch, padding included")
+    parser.add_argument("--tokens", type=int, default=24576, help="of a batch, gaps included")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate (0.002)")
     parser.add_argument("--spread", type=float, default=0.15, help="of the routers' biases (0.15)")
     parser.add_argument(
         "--repeat-weight", type=float, default=0.02, help="of the routers' movement"
     )
     parser.add_argument("--check-every-s", type=float, default=150.0)
-    parser.add_argument("--checks", type=int, default=512, help="held-out turns at the end")
+    parser.add_argument("--checks", type=int, default=384, help="held-out turns at the end")
     parser.add_argument("--calibration-rows", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=12, help="that make samples (12)")
+    parser.add_argument("--processes", type=int, default=6, help="that make samples (6)")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--compile", action="store_true", help="compile the stream mixing")
+    parser.add_argument("--compile", action="store_true", help="compile what compiles")
     parser.add_argument(
         "--smoke", action="store_true", help="a few steps of a very small model, CPU"
     )
     args = parser.parse_args()
-    args.block, args.budget = 2000, 160
+    args.block, args.budget = 4000, 160
     if args.smoke:
         args.device, args.processes, args.steps, args.checks = "cpu", 0, args.steps or 3, 4
-        args.tokens, args.calibration_rows, args.block, args.budget = 1024, 8, 100, 4
+        args.tokens, args.calibration_rows, args.block, args.budget = 2 * WIDTH, 8, 200, 4
     return args
 
 

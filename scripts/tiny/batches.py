@@ -1,4 +1,4 @@
-"""Training batches: rows of similar length, made in other processes, in an order that a seed decides."""
+"""Training batches: conversations packed into rows, made in other processes, in an order that a seed decides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from glm53_server.tokenizer import Tokenizer
 
@@ -16,8 +19,10 @@ from .corpus import sample
 from .rendering import encode
 from .samples import Split
 
-MAX_WIDTH = 768  # longer conversations are left out; the longest seen are around 700 tokens
-_STEP = 32  # widths are multiples of this
+WIDTH = 768  # of a row; longer conversations are left out, the longest seen are around 700 tokens
+ALIGNED = 32  # a conversation begins at a multiple of this: the chunks of the linear attention
+_GAP = 3  # positions between two: what its convolution sees of the past
+_MISSES = 24  # conversations that do not fit before a batch counts as full
 _AHEAD = 3  # blocks per process that are under way
 
 Row = tuple[list[int], list[bool]]
@@ -25,78 +30,94 @@ Row = tuple[list[int], list[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows [rows][width], padded. `targets` is the next id where that id is learned, else -100."""
+    """Rows [rows][WIDTH], padded. `targets` is the next id where that id is learned, else -100."""
 
-    ids: list[list[int]]
-    targets: list[list[int]]
+    ids: NDArray[np.int16]
+    targets: NDArray[np.int16]
+    conversations: NDArray[np.int16]  # which one of its row a position belongs to
+    used: NDArray[np.bool_]  # False: padding
+
+    @classmethod
+    def empty(cls, rows: int, pad: int, width: int | None = None) -> Batch:
+        shape = (rows, width or WIDTH)
+        return cls(
+            np.full(shape, pad, np.int16), np.full(shape, -100, np.int16),
+            np.zeros(shape, np.int16), np.zeros(shape, np.bool_),
+        )  # fmt: skip
+
+    def place(self, row: int, at: int, conversation: Row) -> None:
+        """Write a conversation into a row; what follows it belongs to it until the next one."""
+        ids, learned = conversation
+        end = at + len(ids)
+        self.ids[row, at:end] = ids
+        self.targets[row, at : end - 1] = np.where(learned[1:], ids[1:], -100)
+        self.conversations[row, at:] += at > 0
+        self.used[row, at:end] = True
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where rows come from."""
+    """Where batches come from."""
 
     tokenizer: Path
     seed: int
     pad: int
-    tokens: int  # of a batch, padding included
-    block: int = 2000  # samples that one process makes at a time
+    rows: int
+    block: int = 4000  # samples that one process makes at a time
 
     def batches(self, processes: int) -> Iterator[Batch]:
         """Endless. With 0 processes everything is made here, and in the same order."""
-        waiting: dict[int, list[Row]] = {}
-        order = Random(self.seed)
-        for rows in self._blocks(processes):
-            ready: list[Batch] = []
-            for row in rows:
-                width = -(-len(row[0]) // _STEP) * _STEP
-                waiting.setdefault(width, []).append(row)
-                if len(waiting[width]) * width >= self.tokens:
-                    ready.append(_batch(waiting.pop(width), width, self.pad))
-            order.shuffle(ready)
-            yield from ready
-
-    def _blocks(self, processes: int) -> Iterator[list[Row]]:
         if not processes:
             tokenizer = Tokenizer(self.tokenizer)
-            yield from (_rows(tokenizer, self.seed, self._numbers(n)) for n in count())
-            return
+            for n in count():
+                yield from self.made(tokenizer, n)
         # Processes are started afresh: a fork of one that uses CUDA is not safe.
-        with ProcessPoolExecutor(
-            processes, get_context("spawn"), _start, (self.tokenizer,)
-        ) as pool:  # fmt: skip
-            pending: list[Future[list[Row]]] = []
+        with ProcessPoolExecutor(processes, get_context("spawn"), _start, (self,)) as pool:
+            pending: list[Future[list[Batch]]] = []
             try:
                 for n in count():
-                    pending.append(pool.submit(_block, self.seed, self._numbers(n)))
+                    pending.append(pool.submit(_block, n))
                     if len(pending) >= processes * _AHEAD:
-                        yield pending.pop(0).result()
+                        yield from pending.pop(0).result()
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _numbers(self, block: int) -> range:
-        return range(block * self.block, (block + 1) * self.block)
+    def made(self, tokenizer: Tokenizer, block: int) -> list[Batch]:
+        """The full batches of a block; what is left over at its end is dropped."""
+        numbers = range(block * self.block, (block + 1) * self.block)
+        rows = (encode(sample(self.seed, Split.TRAIN, i), tokenizer) for i in numbers)
+        return list(packed(rows, self.rows, self.pad))
 
 
-_here: dict[str, Tokenizer] = {}  # of a worker process
+def packed(conversations: Iterator[Row], rows: int, pad: int) -> Iterator[Batch]:
+    """Full batches of conversations, each in the first row that has room for it."""
+    batch, free = Batch.empty(rows, pad), [0] * rows
+    late: list[Row] = []  # they did not fit, and come first in the next batch
+    for conversation in conversations:
+        if len(conversation[0]) > WIDTH or _placed(batch, free, conversation):
+            continue
+        late.append(conversation)
+        if len(late) >= _MISSES:
+            yield batch
+            batch, free = Batch.empty(rows, pad), [0] * rows
+            late = [waiting for waiting in late if not _placed(batch, free, waiting)]
 
 
-def _start(tokenizer: Path) -> None:
-    _here["tokenizer"] = Tokenizer(tokenizer)
+def _placed(batch: Batch, free: list[int], conversation: Row) -> bool:
+    for row, at in enumerate(free):
+        if at + len(conversation[0]) <= WIDTH:
+            batch.place(row, at, conversation)
+            free[row] = -(-(at + len(conversation[0]) + _GAP) // ALIGNED) * ALIGNED
+            return True
+    return False
 
 
-def _block(seed: int, numbers: range) -> list[Row]:
-    return _rows(_here["tokenizer"], seed, numbers)
+_here: dict[str, Any] = {}  # of a worker process
 
 
-def _rows(tokenizer: Tokenizer, seed: int, numbers: range) -> list[Row]:
-    made = (encode(sample(seed, Split.TRAIN, i), tokenizer) for i in numbers)
-    return [row for row in made if len(row[0]) <= MAX_WIDTH]
+def _start(source: Source) -> None:
+    _here.update(source=source, tokenizer=Tokenizer(source.tokenizer))
 
 
-def _batch(rows: list[Row], width: int, pad: int) -> Batch:
-    ids, targets = [], []
-    for row, learned in rows:
-        after = [i if wanted else -100 for i, wanted in zip(row[1:], learned[1:], strict=True)]
-        ids.append(row + [pad] * (width - len(row)))
-        targets.append(after + [-100] * (width - len(after)))
-    return Batch(ids, targets)
+def _block(number: int) -> list[Batch]:
+    return _here["source"].made(_here["tokenizer"], number)

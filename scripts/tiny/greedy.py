@@ -69,20 +69,21 @@ def generate(
     """The ids written after each prompt, without the one that ends the turn, and whether one did."""
     device = model.lm_head.weight.device
     rows = [list(case.ids) for case in group]
-    open_rows = set(range(len(rows)))
+    open_rows = list(range(len(rows)))
     for _ in range(budget):
-        width = -(-max(map(len, rows)) // _STEP) * _STEP
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
-        last = torch.tensor([len(row) - 1 for row in rows], device=device)
+        width = -(-max(len(rows[i]) for i in open_rows) // _STEP) * _STEP
+        padded = torch.tensor(
+            [rows[i] + [0] * (width - len(rows[i])) for i in open_rows], device=device
+        )
+        last = torch.tensor([len(rows[i]) - 1 for i in open_rows], device=device)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             hidden = model.model(input_ids=padded, use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden[torch.arange(len(rows), device=device), last])
-        following = logits.argmax(-1).tolist()
-        for i in list(open_rows):
-            if following[i] in tokenizer.turn_end_ids:
-                open_rows.discard(i)
+            logits = model.lm_head(hidden[torch.arange(len(open_rows), device=device), last])
+        for i, following in zip(tuple(open_rows), logits.argmax(-1).tolist(), strict=True):
+            if following in tokenizer.turn_end_ids:
+                open_rows.remove(i)
             else:
-                rows[i].append(following[i])
+                rows[i].append(following)
         if not open_rows:
             break
     return [

@@ -27,7 +27,7 @@ def words(rng: Random) -> Sample:
 
 
 def numbers(rng: Random) -> Sample:
-    values = rng.sample(range(1, 100), rng.randint(3, 5))
+    values = rng.sample(range(1, 100), rng.randint(3, 4))
     given = ", ".join(map(str, values))
     up = rng.random() < 0.6
     order = sorted(values, reverse=not up)

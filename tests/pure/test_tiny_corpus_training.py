@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -21,22 +23,25 @@ from tiny import batches, card, dense_kl, fast, kda, routing, shape, training  #
 
 from glm53ctl.checkpoint import open_checkpoint  # noqa: E402
 
-STOCK = glm5_next.chunk_kimi_delta_attention
+STOCK = (glm5_next.chunk_kimi_delta_attention, glm5_next.causal_conv1d_fn)
 
 
 @pytest.fixture(autouse=True)
 def stock():
     """The training form of linear attention replaces transformers' for the whole process."""
-    glm5_next.chunk_kimi_delta_attention = STOCK
     yield
-    glm5_next.chunk_kimi_delta_attention = STOCK
+    glm5_next.chunk_kimi_delta_attention, glm5_next.causal_conv1d_fn = STOCK
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "dense"
     patch = pytest.MonkeyPatch()
-    patch.setattr(sys, "argv", ["train_tiny.py", "--smoke", "--steps", "2", "--out", str(folder)])
+    patch.setattr(
+        sys,
+        "argv",
+        ["train_tiny.py", "--smoke", "--steps", "2", "--tokens", "768", "--out", str(folder)],
+    )
     with patch.context():
         assert train_tiny.main() == 0
     patch.undo()
@@ -66,7 +71,7 @@ def test_the_training_forms_give_transformers_logits_and_gradients(stock):
     model = disturbed(3)
     ids = torch.randint(0, 900, (2, 43), generator=torch.Generator().manual_seed(1))
     wanted, wanted_gradients = outcome(model, ids)
-    fast.prepare(model, compiled=False)
+    fast.prepare(model)
     found, gradients = outcome(model, ids)
     assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
     assert gradients.keys() == wanted_gradients.keys()
@@ -75,18 +80,21 @@ def test_the_training_forms_give_transformers_logits_and_gradients(stock):
         assert error <= 2e-3 * wanted_gradients[name].abs().max() + 1e-9, name
 
 
-def test_stream_mixing_as_one_row_is_the_same(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda forward: forward)  # a compiler is not always there
-    module = glm5_next.Glm5NextTextHyperConnection(disturbed(1).config.text_config)
+def test_conversations_in_one_row_do_not_see_each_other():
+    model = disturbed(4)
+    forms = fast.prepare(model)
+    first, second = (torch.randint(0, 900, (1, n)) for n in (40, 61))
+    gap = torch.full((1, 24), 988)
+    row = torch.cat([first, gap, second], 1)
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    streams = torch.randn(2, 7, 4, shape.SMOKE.hidden)
-    wanted = module(streams)
-    module.forward = fast._Compiled(module.forward)
-    for found, want in zip(module(streams), wanted, strict=True):
-        assert found.shape == want.shape
-        assert torch.allclose(found, want, atol=1e-5)
+        alone = [
+            model.model(input_ids=x, use_cache=False).last_hidden_state for x in (first, second)
+        ]
+        forms.arrange(torch.tensor([[0] * 64 + [1] * 61]))
+        mask = torch.tensor([[True] * 40 + [False] * 24 + [True] * 61])
+        both = model.model(input_ids=row, attention_mask=mask, use_cache=False).last_hidden_state
+    assert torch.allclose(both[:, :40], alone[0], atol=1e-4)
+    assert torch.allclose(both[:, 64:], alone[1], atol=1e-4)
 
 
 def test_the_delta_rule_survives_the_strongest_decay():
@@ -103,7 +111,7 @@ def test_the_delta_rule_survives_the_strongest_decay():
         state = state + unit[1][t][..., None] * news[:, None]
         wanted = torch.einsum("hkv,hk->hv", state, unit[0][t]) * 8**-0.5
         outputs.append(wanted)
-    found, _ = kda.chunked_delta_rule(query, key, value, decay, beta, use_qk_l2norm_in_kernel=True)
+    found, _ = kda.DeltaRule()(query, key, value, decay, beta, use_qk_l2norm_in_kernel=True)
     assert torch.allclose(found[0], torch.stack(outputs), atol=1e-5)
 
 
@@ -134,40 +142,102 @@ def test_the_report_and_the_calibration_rows_are_written(trained):
     assert len(report["routing"]) == 3
     with safe_open(trained.with_name("dense-calibration.safetensors"), "pt") as rows:
         ids = rows.get_tensor("input_ids")
-    assert ids.shape == (8, batches.MAX_WIDTH)
+    assert ids.shape == (8, batches.WIDTH)
     assert ids[0, :2].tolist() == [990, 992]  # [gMASK]<sop>
     assert (ids < 1024).all()
     assert (ids != 988).all()
 
 
-def test_the_loss_falls_on_what_is_learned():
+def conversation(length: int, seed: int) -> batches.Row:
+    """Random ids of which the second half is learned."""
+    ids = np.random.default_rng(seed).integers(0, 900, length).tolist()
+    return ids, [i >= length // 2 for i in range(length)]
+
+
+def small_trainer() -> training.Trainer:
     torch.manual_seed(0)
     model = train_tiny.build(shape.SMOKE, 1)
-    router = routing.Router(model)
-    trainer = training.Trainer(model, router, training.Recipe(training.Limits(60)))
-    ids = torch.randint(0, 900, (4, 32)).tolist()
-    targets = [[-100] * 16 + row[17:] + [-100] for row in ids]
-    batch = batches.Batch(ids, targets)
+    return training.Trainer(model, routing.Router(model), training.Recipe(training.Limits(60)))
+
+
+def small_batch() -> batches.Batch:
+    batch = batches.Batch.empty(2, 988, 128)
+    for row, at in ((0, 0), (0, 64), (1, 0)):
+        batch.place(row, at, conversation(40, row + at))
+    return batch
+
+
+def test_the_loss_falls_on_what_is_learned():
+    trainer, batch = small_trainer(), small_batch()
     losses = [float(trainer.step(batch, 3e-3)[0]) for _ in range(8)]
     assert losses[-1] < losses[0] - 0.5
-    free = trainer.loss(torch.tensor(ids), torch.tensor(targets))
-    changed = [[*row[:31], 0] for row in ids]  # the last id is read by nothing that is learned
-    assert torch.equal(free, trainer.loss(torch.tensor(changed), torch.tensor(targets)))
+    free = trainer.loss(batch)
+    batch.ids[0, 39] = 7  # the last id of a conversation is read by nothing that is learned
+    assert torch.equal(free, trainer.loss(batch))
+    batch.ids[0, 38] = 7
+    assert not torch.equal(free, trainer.loss(batch))
+
+
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(monkeypatch):
+    trainer, batch = small_trainer(), small_batch()
+    trainer.step(batch, 3e-3)
+    before = {name: x.clone() for name, x in trainer.model.state_dict().items()}
+    monkeypatch.setattr(trainer._router, "movement", lambda _: torch.tensor(math.nan) * trainer.model.lm_head.weight.sum())  # fmt: skip
+    trainer.step(batch, 3e-3)
+    assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize("trouble", ["", "raises", "computes something else"])
+def test_a_piece_that_does_not_compile_stays_as_it_is(monkeypatch, capsys, trouble):
+    def compile_(plain):
+        def compiled(*given):
+            if trouble == "raises":
+                raise RuntimeError("no compiler")
+            made = plain(*given)
+            return made * math.nan if trouble and isinstance(made, torch.Tensor) else made
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    trainer = small_trainer()
+    trainer.compile(small_batch(), 60)
+    kept = {piece.name for piece in trainer._forms if piece._compiled}
+    told = capsys.readouterr().out
+    assert ("activate" in kept) == ("compiling activate: done" in told)
+    assert ("leave" in kept) == (not trouble)
+    assert trainer.step(small_batch(), 1e-3)[0].isfinite()
 
 
 def test_other_processes_make_the_same_batches(trained):
-    source = batches.Source(trained / "tokenizer.json", 5, 988, 1024, 60)
+    source = batches.Source(trained / "tokenizer.json", 5, 988, 2, 120)
     here, there = source.batches(0), source.batches(1)
-    assert list(islice(here, 6)) == list(islice(there, 6))
-    training.close(there)
-    batch = next(here)
-    assert {len(row) for row in (*batch.ids, *batch.targets)} == {len(batch.ids[0])}
-    assert len(batch.ids[0]) % 32 == 0
-    for ids, targets in zip(batch.ids, batch.targets, strict=True):
+    for ours, theirs in zip(islice(here, 4), islice(there, 4), strict=True):
         assert all(
-            t in {-100, following} for t, following in zip(targets, [*ids[1:], -100], strict=True)
+            np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ours.__slots__
         )
-        assert any(t != -100 for t in targets)
+    training.close(there)
+
+
+def test_conversations_are_packed_into_rows_without_loss_or_overlap():
+    rng = np.random.default_rng(1)
+    given = [conversation(int(n), i) for i, n in enumerate(rng.integers(20, 400, 200))]
+    batch = next(batches.packed(iter(given), 6, 988))
+    wanted = {tuple(ids): learned for ids, learned in given}
+    found = 0
+    for row in range(6):
+        for number in range(batch.conversations[row].max() + 1):
+            here = np.flatnonzero((batch.conversations[row] == number) & batch.used[row])
+            assert here[0] % kda.CHUNK == 0
+            assert np.array_equal(here, np.arange(here[0], here[-1] + 1))
+            ids = batch.ids[row, here].tolist()
+            learned = wanted[tuple(ids)]
+            after = [i if keep else -100 for i, keep in zip(ids[1:], learned[1:], strict=True)]
+            assert batch.targets[row, here].tolist() == [*after, -100]
+            found += 1
+    assert (batch.targets[~batch.used] == -100).all()
+    assert (batch.ids[~batch.used] == 988).all()
+    assert found >= 15
+    assert batch.used.mean() > 0.75
 
 
 def test_routing_figures_of_known_picks():
