@@ -175,11 +175,13 @@ class CpuLane:
 
     def _timed_copies(self, residency: Residency, admitted: int) -> tuple[int, float]:
         """(experts copied, seconds) since the timing began; ends it. The device must be idle."""
-        if self._timed_from is None:
+        began, self._timed_from = self._timed_from, None
+        if began is None:
             return 0, 0.0
-        spans, residency.gather_times = residency.gather_times or [], None
-        copied, self._timed_from = admitted - self._timed_from, None
-        return copied, sum(before.elapsed_time(after) for before, after in spans) / 1e3
+        spans, residency.gather_times = residency.gather_times, None
+        if not spans:  # a measurement from outside took them
+            return 0, 0.0
+        return admitted - began, sum(before.elapsed_time(after) for before, after in spans) / 1e3
 
     def stats(self) -> dict[str, object]:
         """Counters for /stats (names of the existing deployment where the meaning is the same)."""
