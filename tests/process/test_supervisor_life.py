@@ -194,16 +194,17 @@ def test_T024_a_server_that_landed_on_another_card_is_stopped(stage: Stage, monk
     (machine / "nvml.json").write_text("{}")
     plan = stage.plan(start_delay_s=2.0)
     client.launch(stage.instance, replace(plan, gpu=asked), FAST)
-    child = wait_until(lambda: stage.record()["child"])
+    wait_until(lambda: stage.record()["child"])
+    pids = stage.pids()
     cards = [
         {"uuid": "GPU-A", "processes": [], "memory": {"used": 4 << 20}},
-        {"uuid": "GPU-B", "processes": [{"pid": child["pid"]}], "memory": {"used": 20 << 30}},
+        {"uuid": "GPU-B", "processes": [{"pid": pids[1]}], "memory": {"used": 20 << 30}},
     ]
     (machine / "nvml.json").write_text(json.dumps({"gpus": cards}))
     record = stage.settle()
     assert (record["phase"], record["exit_code"]) == ("failed", 8)
     assert record["last_failure"]["summary"] == "VRAM is held on GPU-B, not on GPU-A"
-    stage.assert_nothing_left(child["pid"])
+    stage.assert_nothing_left(*pids)
 
 
 def worker_of(folder: Path) -> subprocess.Popen[bytes]:
