@@ -166,6 +166,30 @@ def _cpu_panel(body: Facts) -> Rows:
     )
 
 
+def _kl(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def _gpu_panel(body: Facts) -> Rows:
+    kl, same = body["mean_kl_top20"], body["top1_agreement"]
+    yield (
+        f"{body['mode']} on the GPU, over HTTP: tiny model against a panel of stock exllamav3, {body['positions']} positions",
+        f"mean KL {_kl(kl)}, same top token {same:.1%}",
+    )
+
+
+def _decode_kl(body: Facts) -> Rows:
+    positions, control = body["positions"], body["control_off"]["kl_max"]
+    yield (
+        f"tiny model: decode without the CPU tier against itself, {positions} positions",
+        f"largest KL {_kl(control)}",
+    )
+    yield (
+        f"tiny model: decode of {positions} positions with the CPU tier as calibrated",
+        f"mean KL {_kl(body['kl_mean'])}, same top token {body['top1_agree']:.1%}",
+    )
+
+
 def _cpu_kernels(body: Facts) -> Rows:
     for rate in body["rates"]:
         isa, _, precision = rate["arm"].partition(" ")
@@ -196,13 +220,20 @@ def _supervise_soak(body: Facts) -> Rows:
 
 
 def _bench(body: Facts) -> Rows:
-    served = body["served"]
-    where = f"{served['model']} in {served['mode']} mode"
-    yield f"{where}: verdict of `glm53ctl bench`", str(body["verdict"]["name"])
-    for name, found in ((body.get("sweep") or {}).get("decode") or {}).items():
-        if "skipped" not in found:
-            rate = found["aggregate"]["median"]
-            yield f"{where}: decode, streams: {name.removeprefix('C')}", f"{rate:.1f} tok/s"
+    served, sweep = body["served"], body.get("sweep") or {}
+    model = re.sub(r"^dummy-(\d+)$", r"random weights, \1 layers", str(served["model"]))
+    where = f"server over HTTP, {served['mode']} mode, {model}"
+    if body.get("panel"):
+        yield f"{where}: verdict of `glm53ctl bench`", str(body["verdict"]["name"])
+    decode = {n[1:]: one for n, one in (sweep.get("decode") or {}).items() if n[1:].isdigit()}
+    if decode:
+        rates = " / ".join(f"{one['aggregate']['median']:.1f}" for one in decode.values())
+        yield f"{where}: decode, {' / '.join(decode)} streams", f"{rates} tok/s"
+    for tokens, found in (sweep.get("prefill") or {}).items():
+        if "median" in found:
+            wait = sweep["ttft_s"][tokens]["median"]
+            figure = f"{found['median']:,.0f} tok/s, first token after {wait:.1f} s"
+            yield f"{where}: prompt of {int(tokens):,} tokens", figure
 
 
 ROWS: dict[str, Callable[[Facts], Rows]] = {
@@ -210,6 +241,8 @@ ROWS: dict[str, Callable[[Facts], Rows]] = {
     "exact-speed": _exact_speed,
     "exact-bits": _exact_bits,
     "fast-quality": _fast_quality,
+    "gpu-panel": _gpu_panel,
+    "decode-kl": _decode_kl,
     "cpu-panel": _cpu_panel,
     "bench": _bench,
     "cpu_kernels": _cpu_kernels,

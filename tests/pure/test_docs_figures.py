@@ -74,6 +74,43 @@ def test_the_newest_file_of_a_kind_counts_and_names_its_source(figures, tmp_path
     )
 
 
+def test_rows_of_the_panel_and_of_decode_kl_on_a_gpu(figures, tmp_path):
+    found = {"mean_kl_top20": 0.0, "top1_agreement": 1.0, "positions": 768, "mode": "exact"}
+    write(tmp_path, "2030-01-02", "gpu-panel", **found)
+    fast = {"kl_mean": 1.1e-5, "kl_p99": 1e-4, "top1_agree": 0.995, "positions": 1536}
+    write(tmp_path, "2030-01-02", "decode-kl", control_off={"kl_max": 0.0}, **fast)
+    table = figures.table(figures.newest(tmp_path))
+    panel = (
+        "exact on the GPU, over HTTP: tiny model against a panel of stock exllamav3, 768 positions"
+    )
+    assert f"| {panel} | mean KL 0, same top token 100.0% | 1 |" in table
+    assert (
+        "decode without the CPU tier against itself, 1536 positions | largest KL 0 | 2 |" in table
+    )
+    assert "with the CPU tier as calibrated | mean KL 1.1e-05, same top token 99.5% | 2 |" in table
+
+
+def test_rows_of_a_bench_of_the_server(figures, tmp_path):
+    sweep = {
+        "decode": {"C1": {"aggregate": {"median": 21.9}}, "C2": {"aggregate": {"median": 23.9}},
+                   "C1@8k": {"skipped": "too long"}},
+        "prefill": {"8192": {"median": 990.2}, "65536": {"skipped": "too long"}},
+        "ttft_s": {"8192": {"median": 8.27}},
+    }  # fmt: skip
+    body = {
+        "schema": "glm53ctl.bench/1", "created": "2030-01-02T10:00:00+00:00", "machine": MACHINE,
+        "version": "0.1.0", "commit": "76a1441", "command": "python3 bench/gpu_server.py --out x",
+        "served": {"model": "dummy-45", "mode": "exact"}, "panel": None, "sweep": sweep,
+    }  # fmt: skip
+    (tmp_path / "2030-01-02-server-exact.json").write_text(json.dumps(body))
+    table = figures.table(figures.newest(tmp_path))
+    where = "server over HTTP, exact mode, random weights, 45 layers"
+    assert f"| {where}: decode, 1 / 2 streams | 21.9 / 23.9 tok/s | 1 |" in table
+    assert f"| {where}: prompt of 8,192 tokens | 990 tok/s, first token after 8.3 s | 1 |" in table
+    assert "verdict" not in table
+    assert "glm53ctl 0.1.0, commit 76a1441; `python3 bench/gpu_server.py`;" in table
+
+
 def test_of_two_files_with_the_same_row_the_later_one_counts(figures, tmp_path):
     """A short run after a long one takes its rows over; what only the long one has stays."""
 
@@ -111,8 +148,24 @@ def test_a_file_of_another_kind_is_left_out(figures, tmp_path):
     ("kind", "body", "word"),
     [
         ("fast-speed", {"isa": "avx2"}, "no figure of its kind"),
-        ("bench", {"served": {"model": "m", "mode": "cpu"}, "verdict": {"name": ""}}, "''"),
-        ("bench", {"served": {"model": "m", "mode": "cpu"}, "verdict": {"name": None}}, "None"),
+        (
+            "bench",
+            {
+                "served": {"model": "m", "mode": "cpu"},
+                "panel": {"file": "p"},
+                "verdict": {"name": ""},
+            },
+            "''",
+        ),
+        (
+            "bench",
+            {
+                "served": {"model": "m", "mode": "cpu"},
+                "panel": {"file": "p"},
+                "verdict": {"name": None},
+            },
+            "None",
+        ),
         ("fast-speed", {"isa": "avx2", "fast_c1": rate(float("nan"))}, "nan tok/s"),
     ],
 )
