@@ -105,14 +105,22 @@ def test_a_pool_of_one_has_no_worker_to_lose(open_kernels) -> None:
 @contextmanager
 def confined(cpus: set[int]) -> Iterator[None]:
     """All threads of this process on fewer CPUs, as when a core goes offline or a cpuset shrinks."""
-    before = {thread: os.sched_getaffinity(thread) for thread in threads_of()}
-    for thread in before:
-        os.sched_setaffinity(thread, cpus)
+
+    def confine(thread: int, where: set[int]) -> set[int]:
+        try:
+            mask = os.sched_getaffinity(thread)
+            os.sched_setaffinity(thread, where)
+        except ProcessLookupError:  # it has ended
+            return where
+        return mask
+
+    before = {thread: confine(thread, cpus) for thread in threads_of()}
     try:
         yield
     finally:
-        for thread in before.keys() & threads_of():
-            os.sched_setaffinity(thread, before[thread])
+        everywhere = set[int]().union(*before.values())
+        for thread in threads_of():
+            confine(thread, before.get(thread, everywhere))
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="one CPU: none can go away")

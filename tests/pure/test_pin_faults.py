@@ -6,6 +6,7 @@ import json
 import mmap
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,12 +101,16 @@ def test_a_load_that_is_closed_ends_with_the_layer_it_fills() -> None:
     driver: Any = Driver(1 << 40)
     arena = ExpertArena(LAYOUT, driver, threads=1)
     filled: list[int] = []
+    begun = threading.Event()
 
     def closing(layer: int, destination: torch.Tensor, pool: ThreadPoolExecutor) -> None:
         filled.append(layer)
-        arena._closing = True
+        begun.set()
+        while not arena._closing:
+            time.sleep(0.001)
 
     arena.start_filling(closing, lambda done, total: None)
+    assert begun.wait(10)
     arena.close()
     assert filled == [0]
     assert driver.pinned == {}
