@@ -99,7 +99,7 @@ class Pass:
 
 
 class PrefillStager:
-    """Owns the copy stream, the staging buffers and the prefill state of the cache.
+    """Owns the copy stream, the staging buffers and the prefill state of the cache, which is empty at first.
 
     Called on the engine thread only. `enter` and `begin_pass` read the residency back (one wait per
     prefill chunk); nothing else waits for the device.
@@ -115,6 +115,8 @@ class PrefillStager:
         self._in_flight: tuple[torch.cuda.Event, int, list[int]] | None = None
         self.in_prefill = False
         self.stats = StageStats()
+        # Nothing is there to evict: this loads the kernel, for which a full card would have no room.
+        residency.evict(0, residency.slots, lock=False)
 
     @property
     def capacity(self) -> int:
