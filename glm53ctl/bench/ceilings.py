@@ -52,6 +52,8 @@ def roofline(result: Result) -> Chart | None:
     points = list(_points(result))
     if roof is None or not points:
         return None
+    on_cpu = name == "RAM"
+    what = "weights read per token" if on_cpu else "expert weights per token that VRAM did not hold"
     unit, scale = ("GB", 1e9) if max(x for _, x, _ in points) >= 1e9 else ("MB", 1e6)
     low, high = 0.6 * min(x for _, x, _ in points), 1.5 * max(x for _, x, _ in points)
     steps = [low + (high - low) * i / (ROOF_POINTS - 1) for i in range(ROOF_POINTS)]
@@ -66,9 +68,9 @@ def roofline(result: Result) -> Chart | None:
     )
     return Chart(
         "roofline", "Decode speed under the roofline", "line",
-        f"{unit} of expert weights per token that VRAM did not hold", "tok/s, all streams",
+        f"{unit} of {what}", "tok/s, all streams",
         (curve, *measured),
-        note="C2: two streams at once. The gap to the roof is everything but moving or computing experts",
+        note="C2: two streams at once. What is missing to the roof is everything but moving or reading weights",
     )  # fmt: skip
 
 
