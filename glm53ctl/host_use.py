@@ -23,6 +23,9 @@ class HostUse:
     gpu_name: str | None = None
     vram_used_bytes: int | None = None
     vram_total_bytes: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
 
 
 def read(record: dict[str, Any], plan: Plan, environ: Environ) -> HostUse | None:
@@ -46,7 +49,14 @@ def read(record: dict[str, Any], plan: Plan, environ: Environ) -> HostUse | None
         gpu.get("name"),
         memory.get("used"),
         memory.get("total"),
+        gpu.get("temperature_c"),
+        _watts(gpu.get("power_mw")),
+        _watts(gpu.get("power_limit_mw")),
     )
+
+
+def _watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _gpu(plan: Plan, environ: Environ) -> dict[str, Any]:
@@ -68,3 +78,7 @@ def lines(use: HostUse) -> Iterator[str]:
     if use.vram_used_bytes is not None and use.vram_total_bytes is not None:
         vram = f"{gib(use.vram_used_bytes)} of {gib(use.vram_total_bytes)} used"
         yield f"  VRAM     {vram}, {use.gpu_name}"
+    if use.temperature_c is not None:
+        limit = f" of {use.power_limit_w:.0f}" if use.power_limit_w else ""
+        power = f", {use.power_w:.0f}{limit} W" if use.power_w is not None else ""
+        yield f"  GPU      {use.temperature_c} °C{power}"

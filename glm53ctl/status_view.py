@@ -20,6 +20,11 @@ _MARKS = {
     "stopped": ("○", "-", "dim"),
     "failed": ("✘", "x", "red"),
 }
+# Of parts that count much, what tells how it goes; --json has all of it.
+_SHOWN = {
+    "expert_cache": ("slots", "hit_rate", "decode_link_gb", "arena_gb"),
+    "cpu_tier": ("isa", "threads", "cpu_experts", "host_busy_ms_per_job", "timeouts"),
+}
 _BUSY_MARK = ("◌", "~", "yellow")
 
 
@@ -119,14 +124,15 @@ def _counters(stats: Stats) -> Iterator[str]:
     for name, part in stats.items():
         parts = cast("list[object]", part) if isinstance(part, list) else [part]
         for item in parts:
-            plain = list(_plain(cast("Stats", item))) if isinstance(item, dict) else []
+            plain = list(_plain(name, cast("Stats", item))) if isinstance(item, dict) else []
             if plain:
                 yield f"  {name:<8} " + ", ".join(plain)
 
 
-def _plain(part: Stats) -> Iterator[str]:
+def _plain(name: str, part: Stats) -> Iterator[str]:
     """The numbers and words of one part; rates of hits read as percentages."""
-    for key, value in part.items():
+    for key in _SHOWN.get(name, tuple(part)):
+        value = part.get(key)
         words = key.replace("_", " ")
         if "hit_rate" in key and isinstance(value, int | float):
             yield f"{words} {value:.0%}"

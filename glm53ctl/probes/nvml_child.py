@@ -78,6 +78,8 @@ def _device(nvml: Any, handle: Any, index: int) -> dict[str, Any]:
     gpu["power_default_mw"] = ask(
         "power default", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle)
     )
+    gpu["power_mw"] = ask("power now", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    gpu["temperature_c"] = ask("temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, 0))
     gpu["throttle"] = ask(
         "throttle", lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
     )

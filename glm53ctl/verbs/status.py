@@ -12,13 +12,15 @@ import typer
 from glm53ctl.verbs import options
 
 if TYPE_CHECKING:
+    from glm53ctl.hardware import Measured
     from glm53ctl.host_use import HostUse
     from glm53ctl.render import Look
     from glm53ctl.supervisor.state import Instance
+    from glm53ctl.traffic import Traffic
 
 _UP_AND_CLEAR = "\x1b[F\x1b[2K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"  # a wrapped line would be two to go up over
-_SAMPLE_S = 0.5
+_SAMPLE_S = 1.0  # the tiers are counted every half second
 
 
 def status(
@@ -58,8 +60,9 @@ def _once(instance: Instance, *, as_json: bool) -> int:
 
     view = _look_at(instance)
     if view.stats is not None and view.stats.get("running"):
+        ceilings = _ceilings(instance)  # takes about as long as a sample
         time.sleep(_SAMPLE_S)
-        view = _look_at(instance, view.stats)
+        view = _look_at(instance, view.stats, ceilings)
     if as_json:
         render.emit_json(view.document())
     else:
@@ -76,9 +79,12 @@ def _watch(instance: Instance, every_s: float, *, as_json: bool) -> None:
 
     look = render.look()
     stats: dict[str, Any] | None = None
+    ceilings: Measured | None = None
     drawn = 0
     while True:
-        view = _look_at(instance, stats)
+        if ceilings is None and stats is not None:
+            ceilings = _ceilings(instance)
+        view = _look_at(instance, stats, ceilings)
         stats = view.stats
         if as_json:
             render.emit(json.dumps(view.document()))
@@ -110,11 +116,16 @@ class _View:
     rate: float | None
     use: HostUse | None
     exposure: str | None = None
+    traffic: Traffic | None = None
+    ceilings: Measured | None = None
 
     def lines(self, look: Look) -> Iterator[str]:
-        from glm53ctl import host_use, status_view
+        from glm53ctl import host_use, status_view, traffic
+        from glm53ctl.hardware import Measured
 
         yield from status_view.status_lines(self.record, self.stats, self.rate, look)
+        if self.traffic is not None:
+            yield traffic.line(self.traffic, self.ceilings or Measured())
         if self.exposure is not None:
             yield f"  listens  {self.exposure}"
         if self.use is not None:
@@ -124,12 +135,33 @@ class _View:
         from glm53ctl import status_view
 
         host = asdict(self.use) if self.use else None
-        return {**status_view.document(self.record, self.stats, self.rate), "host": host}
+        moved = asdict(self.traffic) if self.traffic else None
+        ceilings = asdict(self.ceilings) if self.ceilings else None
+        body = status_view.document(self.record, self.stats, self.rate)
+        return {**body, "host": host, "traffic": moved, "ceilings": ceilings}
 
 
-def _look_at(instance: Instance, before: dict[str, Any] | None = None) -> _View:
+def _ceilings(instance: Instance) -> Measured:
+    """What this machine was measured to move, by an earlier doctor, plan or bench."""
+    from glm53ctl import known_rates, profile, starting
+    from glm53ctl.env import Environ
+    from glm53ctl.probes import machine
+    from glm53ctl.probes.system import this_system
+
+    planned, environ = starting.running_plan(instance).gpu, Environ.current()
+    hardware = machine.probe(this_system(environ))
+    gpu = next((gpu for gpu in hardware.gpus if planned and gpu.uuid == planned.uuid), None)
+    folder = profile.paths_for(profile.load({}, environ=environ), environ).cache_dir
+    return known_rates.recalled(hardware, gpu, folder, today=known_rates.utc_today()).measured
+
+
+def _look_at(
+    instance: Instance,
+    before: dict[str, Any] | None = None,
+    ceilings: Measured | None = None,
+) -> _View:
     """Ask the supervisor, the server and the machine; `before` is an earlier /stats, for the rate."""
-    from glm53ctl import client, host_use, starting, status_view
+    from glm53ctl import client, host_use, starting, status_view, traffic
     from glm53ctl.env import Environ
     from glm53ctl.supervisor.access import auth_headers
 
@@ -143,7 +175,8 @@ def _look_at(instance: Instance, before: dict[str, Any] | None = None) -> _View:
     stats = status_view.fetch_stats(record, auth_headers(plan))
     use = host_use.read(record, plan, Environ.current())
     rate = status_view.tokens_per_s(before, stats)
-    return _View(record, stats, rate, use, status_view.exposure(plan.listen))
+    exposed, moved = status_view.exposure(plan.listen), traffic.between(before, stats)
+    return _View(record, stats, rate, use, exposed, moved, ceilings)
 
 
 def _never_started(instance: Instance) -> dict[str, Any]:

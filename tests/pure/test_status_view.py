@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from glm53ctl import traffic
 from glm53ctl.env import GIB
+from glm53ctl.hardware import Measured
 from glm53ctl.host_use import HostUse, lines
 from glm53ctl.plan import ListenPlan
 from glm53ctl.render import Look
@@ -112,6 +116,49 @@ def test_tokens_per_s_needs_two_readings_of_one_server():
     assert tokens_per_s(None, later) is None
     assert tokens_per_s(first, {"read_at_s": 12.0}) is None
     assert tokens_per_s(later, {"completion_tokens": 5, "read_at_s": 14.0}) is None
+
+
+CACHE = {
+    "slots": 1617, "slot_bytes": 9_700_000, "hits": 1000, "misses": 500, "decode_link_gb": 4.85,
+    "hit_rate": 0.6667, "device": "cuda:0", "at_s": 5.0,
+}  # fmt: skip
+LATER = {**CACHE, "hits": 1710, "misses": 790, "decode_link_gb": 42.65, "at_s": 7.0}
+
+
+def two_readings(**after: object) -> tuple[dict, dict]:
+    first = {"expert_cache": [CACHE], "cpu_tier": {"cpu_experts": 100}, "read_at_s": 10.0}
+    return first, {**first, "expert_cache": [LATER], "read_at_s": 12.0, **after}
+
+
+def test_traffic_is_shown_beside_what_was_measured():
+    first, later = two_readings(cpu_tier={"cpu_experts": 3100})
+    found = traffic.between(first, later)
+    assert found == traffic.Traffic(0.71, pytest.approx(18.9e9), pytest.approx(14.55e9))
+    measured = Measured(h2d_bytes_per_s=25.2e9, tier_bytes_per_s=29.1e9)
+    assert traffic.line(found, measured) == (
+        "  tiers    VRAM hits 71% · link 18.9 of 25.2 GB/s (75%) · CPU tier 14.6 of 29.1 GB/s (50%)"
+    )
+    assert traffic.line(found, Measured()).endswith("link 18.9 GB/s · CPU tier 14.6 GB/s")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [{"expert_cache": [CACHE]}, {"expert_cache": [{**CACHE, "hits": 3}]}, {"expert_cache": []},
+     {"expert_cache": [{"slots": 1}]}, {"expert_cache": None}, {"expert_cache": [{**LATER, "at_s": 5.0}]}],
+)  # fmt: skip
+def test_traffic_needs_two_readings_of_one_server_that_decodes(after: dict):
+    assert traffic.between(*two_readings(**after)) is None
+    assert traffic.between(None, two_readings()[1]) is None
+    exact = traffic.between(*two_readings(cpu_tier=None))
+    assert exact is not None
+    assert exact.tier_bytes_per_s is None
+
+
+def test_the_card_is_shown_with_its_heat_and_its_cap():
+    use = HostUse(0, 0, 1, "RTX 3090", 1, 2, 64, 271.4, 280.0)
+    assert list(lines(use))[-1] == "  GPU      64 °C, 271 of 280 W"
+    assert list(lines(replace(use, power_limit_w=None)))[-1] == "  GPU      64 °C, 271 W"
+    assert list(lines(replace(use, power_w=None)))[-1] == "  GPU      64 °C"
 
 
 def test_memory_lines():

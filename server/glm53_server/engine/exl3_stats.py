@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 
 import torch
@@ -18,6 +19,7 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
     layout = residency.layout
     seen = counters["hits"] + counters["misses"]
     body: dict[str, object] = {
+        "at_s": round(time.monotonic(), 3),  # these are read now and then, not at each /stats
         "device": str(residency.device),
         "layers": layout.layers,
         "experts": layout.experts,
