@@ -171,6 +171,24 @@ class Coldest:
         return int(np.argmin(scores))
 
 
+class ColdestOfNext:
+    """The coldest of the next `width` slots behind a hand: what a device can afford in every layer."""
+
+    def __init__(self, score: Score, width: int) -> None:
+        self._score, self._width = score, width
+        self._hand = 0
+
+    def hit(self, slot: int) -> None: ...
+    def placed(self, slot: int, key: int) -> None: ...
+
+    def victim(self, owner: np.ndarray, busy: set[int]) -> int:
+        reach = min(len(owner), self._width + len(busy))
+        way = [(self._hand + i) % len(owner) for i in range(reach)]
+        free = [slot for slot in way if slot not in busy][: self._width]
+        self._hand = (free[-1] + 1) % len(owner)
+        return free[int(np.argmin(self._score.of(owner[free])))]
+
+
 class GhostQueue:
     """S3-FIFO: newcomers queue in a tenth of the slots; who is picked there, or comes back soon after
     having left, gets into the main queue, where picks buy up to three more rounds."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from cache_policies import (
     Clock,
     Coldest,
+    ColdestOfNext,
     Frequency,
     FrequencyOverAge,
     GhostQueue,
@@ -49,6 +50,16 @@ def coldest(
     return make
 
 
+def sampled(width: int) -> Make:
+    """LFRU among the next slots behind a hand."""
+
+    def make(slots: int, keys: int, _: list[list[int]]) -> Policy:
+        warmth = FrequencyOverAge(keys, 64)
+        return Policy(slots, warmth, ColdestOfNext(warmth, width))
+
+    return make
+
+
 def belady(slots: int, _: int, uses: list[list[int]]) -> Policy:
     """The bound on hits when all misses may be admitted."""
     oracle = Oracle(uses)
@@ -73,6 +84,8 @@ ARMS: dict[str, tuple[Make, dict[str, object]]] = {
     "LFU, half-life 256": (coldest(Frequency, 256), {}),
     "LFU 64, second touch, 1.25x": (coldest(Frequency, 64, factor=1.25, touch=256), {}),
     "LFRU, half-life 64": (coldest(FrequencyOverAge, 64), {}),
+    "LFRU 64, of the next 16 slots": (sampled(16), {}),
+    "LFRU 64, of the next 64 slots": (sampled(64), {}),
     "LFRU, 2 copies behind": (coldest(FrequencyOverAge, 64), {"background": 2}),
     "two horizons": (coldest(TwoHorizons), {}),
     "S3-FIFO (ghosts)": (ghosts, {}),

@@ -176,3 +176,16 @@ def test_a_recorded_trace_is_replayed_from_its_file(tmp_path):
     assert 0 < rates["LRU"] < rates["Belady (knows the future)"] < 1
     assert body["command"].startswith("python3 ")
     assert "| LRU |" in done.stdout
+
+
+def test_of_the_next_slots_the_coldest_goes_and_the_hand_moves_behind_them():
+    policies = load("cache_policies")
+    score = policies.Frequency(10)
+    for key, picks in ((0, 3), (1, 1), (2, 2), (3, 0)):
+        for _ in range(picks):
+            score.touch(key, 0)
+    eviction = policies.ColdestOfNext(score, 2)
+    owner = np.arange(4)
+    assert eviction.victim(owner, set()) == 1, "of 0 and 1"
+    assert eviction.victim(owner, {3}) == 2, "of 2 and 0"
+    assert eviction.victim(owner, {1}) == 3, "of 2 and 3"
