@@ -19,7 +19,7 @@ from pathlib import Path
 import exl3_oracle as oracle
 import numpy as np
 import pytest
-from native_cases import Choice
+from native_cases import Choice, table_of
 from tier_cases import Running, running
 
 from glm53_kernels import BadArgument
@@ -61,7 +61,7 @@ def wait_for(true) -> None:
         time.sleep(0.005)
 
 
-def test_a_worker_thread_that_dies_between_jobs_is_done_without(open_kernels) -> None:
+def test_a_worker_that_dies_between_jobs_is_done_without(open_kernels) -> None:
     before = threads_of()
     kernels = open_kernels(threads=3)
     workers = threads_of() - before
@@ -77,6 +77,22 @@ def test_a_worker_thread_that_dies_between_jobs_is_done_without(open_kernels) ->
         check_jobs(open_, want, 25)
         assert open_.tier.stats().jobs == 32
         assert open_.tier.close()
+
+
+def test_the_workers_that_are_left_compute_the_same(open_kernels) -> None:
+    """Without a mailbox, so that the thread sanitizer may watch."""
+    kernels, table = open_kernels(threads=4), table_of(layers()[0], act_limit=10.0)
+
+    def forward() -> np.ndarray:
+        out = np.zeros((2, 256), np.float32)
+        kernels.expert_forward(table, x_of(0), out, rows=2, picks=CHOICE.picks)
+        return out
+
+    want = forward()
+    for _ in range(4):  # the last one finds no worker any more
+        kernels.lose_worker(in_job=False)
+        for _ in range(5):
+            assert (forward() == want).all()
 
 
 def test_a_worker_lost_inside_a_job_hangs_neither_the_device_nor_the_end(library) -> None:
