@@ -210,6 +210,8 @@ class Measured:
     disk_read_bytes_per_s: float | None = None
     pin_limit_bytes: int | None = None  # None: no wall found
     date: str | None = None  # ISO day of rates from an earlier run; None: just measured
+    h2d_replays: int | None = None  # packets sent again during the copy
+    h2d_throttle: int | None = None  # NVML's reasons for slower clocks during the copy, ORed
 
 
 @dataclass(frozen=True, slots=True)

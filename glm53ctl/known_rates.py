@@ -76,8 +76,13 @@ def parse(text: str, *, today: date) -> Measured | None:
 
 
 def lasting(rates: Measured) -> dict[str, object]:
-    """The rates that are facts of the machine: the disk's belongs to a folder, the pin wall to a boot."""
-    return asdict(replace(rates, disk_read_bytes_per_s=None, pin_limit_bytes=None, date=None))
+    """The rates that are facts of the machine: the disk's belongs to a folder, the pin wall to a boot,
+    and what went wrong during a copy to that copy.
+    """
+    passing = dict.fromkeys(
+        ("disk_read_bytes_per_s", "pin_limit_bytes", "h2d_replays", "h2d_throttle", "date")
+    )
+    return asdict(replace(rates, **passing))
 
 
 def identity(hardware: Hardware, gpu: Gpu | None) -> dict[str, object]:

@@ -176,6 +176,13 @@ def _measured_link(gpu: Gpu, context: Context) -> Finding:
             blocking=False,
             numbers=numbers,
         )
+    if measured.h2d_replays:
+        return Finding(
+            Status.WARN,
+            f"{text}; {measured.h2d_replays} packets had to be sent again",
+            fix=Fix("seat the card again, or replace the riser"),
+            numbers={**numbers, "replays": measured.h2d_replays},
+        )
     if not generation or not width:
         return Finding(Status.PASS, text, numbers=numbers)
     share = rate / (GB_PER_LANE[generation] * 1e9 * width)

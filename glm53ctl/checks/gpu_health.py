@@ -25,7 +25,8 @@ def power(context: Context) -> Finding:
     gpu = context.gpu
     if gpu is None:
         return no_gpu(context)
-    reasons = gpu.throttle_reasons or 0
+    # At rest they say little; during the measured copy the card worked.
+    reasons = (gpu.throttle_reasons or 0) | (context.hardware.measured.h2d_throttle or 0)
     if reasons & THROTTLE_HARDWARE:
         return Finding(
             Status.FAIL, "hardware slowdown", fix=Fix("check the power supply and its cables"),

@@ -95,11 +95,15 @@ def pin_budget(pin: Callable[[int], bool], *, step: int, most: int) -> int | Non
 
 
 class LinkSampler:
-    """NVML's idea of the link every 20 ms, best value seen, in a thread beside the copies."""
+    """NVML's idea of the link every 20 ms, in a thread beside the copies: the best generation and width,
+    the packets sent again, and every reason for slower clocks that was seen.
+    """
 
     def __init__(self, uuid: str) -> None:
         self.generation: int | None = None
         self.width: int | None = None
+        self.replays: int | None = None
+        self.throttle: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(uuid,), daemon=True)
 
@@ -118,13 +122,28 @@ class LinkSampler:
         try:
             nvml.nvmlInit()
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            first_replays = _number(nvml, "nvmlDeviceGetPcieReplayCounter", handle)
             while not self._stop.wait(0.02):
                 generation = int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle))
                 width = int(nvml.nvmlDeviceGetCurrPcieLinkWidth(handle))
                 self.generation = max(self.generation or 0, generation)
                 self.width = max(self.width or 0, width)
+                reasons = _number(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+                if reasons is not None:
+                    self.throttle = (self.throttle or 0) | reasons
+                replays = _number(nvml, "nvmlDeviceGetPcieReplayCounter", handle)
+                if replays is not None and first_replays is not None:
+                    self.replays = replays - first_replays
         except nvml.NVMLError:
             return  # the rate stands without the link
+
+
+def _number(nvml: Any, name: str, handle: Any) -> int | None:
+    """What many cards do not tell; None then."""
+    try:
+        return int(getattr(nvml, name)(handle))
+    except (nvml.NVMLError, AttributeError):
+        return None
 
 
 def measure(uuid: str, *, wsl: bool) -> dict[str, Any]:
@@ -136,6 +155,7 @@ def measure(uuid: str, *, wsl: bool) -> dict[str, Any]:
         rates = [copy_rate(cuda, size, chunk=size, seconds=RUN_S) for _ in range(RUNS)]
     answer["bytes_per_s"] = statistics.median(rates)
     answer["generation"], answer["width"] = sampler.generation, sampler.width
+    answer["replays"], answer["throttle"] = sampler.replays, sampler.throttle
     answer["small_bytes_per_s"] = copy_rate(cuda, size, chunk=MIB, seconds=WARM_UP_S)
     if wsl:
         answer["pin_limit_bytes"] = _pin_wall(cuda)

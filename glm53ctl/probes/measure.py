@@ -51,6 +51,8 @@ def _link(
         h2d_bytes_per_s=_rate(answer, "link rate", missing),
         h2d_generation=answer.get("generation"),
         h2d_width=answer.get("width"),
+        h2d_replays=answer.get("replays"),
+        h2d_throttle=answer.get("throttle"),
         pin_limit_bytes=answer.get("pin_limit_bytes"),
     )
 

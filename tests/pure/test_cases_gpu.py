@@ -102,6 +102,18 @@ def test_T008_an_idle_link_at_gen1_is_normal(tmp_path):
     assert answers(system)["GPU-004"].status is Status.SKIP
 
 
+def test_a_copy_that_shows_a_bad_riser_or_heat_is_advice(tmp_path):
+    measured = {
+        "h2d": {"bytes_per_s": 25e9, "generation": 4, "width": 16, "replays": 13, "throttle": 0x44}
+    }
+    system = record(tmp_path, gpus=[gpu()], measured=measured)
+    found = answers(system, quick=False)
+    assert found["GPU-004"].status is Status.WARN
+    assert "13 packets had to be sent again" in found["GPU-004"].observed
+    assert found["GPU-007"].observed == "slowed down by heat"
+    assert answers(system)["GPU-007"].status is Status.PASS
+
+
 def test_T009_speed_and_lanes_stay_apart(tmp_path):
     system = record(tmp_path, gpus=[gpu()])
     link_files(tmp_path, "0000:01:00.0", speed="8.0 GT/s PCIe", width=1)

@@ -250,6 +250,25 @@ def test_the_link_is_measured_through_the_driver_and_seen_while_it_copies(fake_d
     assert "pin_limit_bytes" not in answer
 
 
+REPLAYS_NVML = """
+asked = [0]
+def nvmlDeviceGetPcieReplayCounter(handle):
+    asked[0] += 1
+    return 70 if asked[0] == 1 else 83
+def nvmlDeviceGetCurrentClocksThrottleReasons(handle): return 0x40 if asked[0] < 3 else 0x4
+"""
+
+
+def test_packets_sent_again_and_slower_clocks_are_seen_while_it_copies(fake_driver):
+    assert with_driver(fake_driver).measure("h2d", "GPU-x", deadline_s=60)["replays"] is None
+    worse = fake_driver / "worse"
+    worse.mkdir()
+    (worse / "pynvml.py").write_text(LINK_NVML + REPLAYS_NVML)
+    shutil.copy(fake_driver / "libcuda.so.1", worse)
+    answer = with_driver(worse).measure("h2d", "GPU-x", deadline_s=60)
+    assert (answer["replays"], answer["throttle"]) == (13, 0x44)
+
+
 def test_T026_the_child_finds_the_pin_wall_by_blocks(fake_driver):
     system = with_driver(fake_driver, FAKE_PIN_BLOCKS="3")
     answer = system.measure("h2d", "GPU-x", "--wsl", deadline_s=60)
