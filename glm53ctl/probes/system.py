@@ -24,6 +24,7 @@ from glm53ctl.probes.nvml_child import ASKING
 
 MAX_OUTPUT_BYTES = 1 << 20
 NVML_DEADLINE_S = 2.0
+NVML_WAKING_S = 1.5  # more: without persistence a headless card is initialised at the first call
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]  # so that a child finds glm53ctl as we did
 
 
@@ -88,12 +89,14 @@ class System:
 
     def nvml(self) -> Mapping[str, Any]:
         """NVML's answers as JSON values, or {"problem": ..., "detail": ...}. See `nvml_child`."""
-        result = self._child("nvml", (), {}, NVML_DEADLINE_S)
+        result = self._child("nvml", (), {}, NVML_DEADLINE_S, longer_s=NVML_WAKING_S)
+        waited_s = NVML_DEADLINE_S + NVML_WAKING_S
         if result.problem == "timeout" and ASKING not in result.err:
-            return {"problem": "error", "detail": "the probe did not start in 2 s: a busy machine"}
+            busy = f"the probe did not start in {waited_s:g} s: a busy machine"
+            return {"problem": "error", "detail": busy}
         if result.problem == "timeout":
-            where = "process stuck in D" if result.stuck_in_kernel else "no answer in 2 s"
-            return {"problem": "hung", "detail": f"driver not answering ({where})"}
+            where = "process stuck in D" if result.stuck_in_kernel else "no answer in time"
+            return {"problem": "hung", "detail": where}
         try:
             return cast("Mapping[str, Any]", json.loads(result.out))
         except ValueError:
@@ -116,7 +119,13 @@ class System:
             return {"problem": result.problem or lines[-1], "code": result.code}
 
     def _child(
-        self, what: str, arguments: Sequence[str], extra: Mapping[str, str], deadline_s: float
+        self,
+        what: str,
+        arguments: Sequence[str],
+        extra: Mapping[str, str],
+        deadline_s: float,
+        *,
+        longer_s: float = 0.0,
     ) -> CommandResult:
         """Run one of our children. -P: a json.py in the user's folder must not become theirs."""
         argv = [sys.executable, "-P", "-m", f"glm53ctl.probes.{what}_child", *arguments]
@@ -124,7 +133,7 @@ class System:
         values["PYTHONPATH"] = os.pathsep.join(
             path for path in (str(PACKAGE_ROOT), values.get("PYTHONPATH")) if path
         )
-        return run_command(argv, Environ(values), deadline_s=deadline_s)
+        return run_command(argv, Environ(values), deadline_s=deadline_s, longer_s=longer_s)
 
     def disk_space(self, folder: Path) -> DiskSpace | None:
         """Space of the file system that holds a folder or its nearest existing ancestor."""
@@ -222,8 +231,13 @@ def this_system(environ: Environ) -> System:
     return RecordedSystem(environ, Path(recorded))
 
 
-def run_command(argv: Sequence[str], environ: Environ, *, deadline_s: float) -> CommandResult:
-    """Run argv in its own group with a fixed locale; kill the group at the deadline."""
+def run_command(
+    argv: Sequence[str], environ: Environ, *, deadline_s: float, longer_s: float = 0.0
+) -> CommandResult:
+    """Run argv in its own group with a fixed locale; kill the group at the deadline.
+
+    One that is not stuck in the kernel by then gets `longer_s` more.
+    """
     env = {**environ.values, "LC_ALL": "C", "LANGUAGE": "", "PYTHONIOENCODING": "utf-8"}
     try:
         child = subprocess.Popen(
@@ -238,11 +252,15 @@ def run_command(argv: Sequence[str], environ: Environ, *, deadline_s: float) -> 
         return CommandResult(127, problem="missing")
     except OSError as err:
         return CommandResult(126, problem=err.strerror or "cannot run")
-    try:
-        out, err = child.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        return _abandon(child)
-    return CommandResult(child.returncode, _text(out), _text(err))
+    for limit_s in (deadline_s, longer_s):
+        try:
+            out, err = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            if process_state(child.pid) == "D":
+                break
+        else:
+            return CommandResult(child.returncode, _text(out), _text(err))
+    return _abandon(child)
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> CommandResult:
