@@ -61,6 +61,7 @@ def doctor(
         rows = [(spec.id, spec.area, spec.title) for spec in examiner.SPECS]
         render.emit("\n".join(render.columns(rows, indent="")))
         return
+    busy = not quick and _is_generating()
     wanted = choose.PlanOptions(
         mode=mode,
         model=model or (None if profile or sets else _running_model()),
@@ -71,7 +72,11 @@ def doctor(
         sets=sets,
     )
     report = examiner.examine(
-        wanted, this_system(Environ.current()), only=only or (), skip=skip or (), quick=quick
+        wanted,
+        this_system(Environ.current()),
+        only=only or (),
+        skip=skip or (),
+        quick=quick or busy,
     )
     if sudo:
         render.emit("\n".join(examiner.sudo_commands(report)))
@@ -81,6 +86,28 @@ def doctor(
         for line in doctor_text.lines(report, render.look(), verbose=verbose):
             render.emit(line)
     raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _is_generating() -> bool:
+    """Whether the user's server works right now: measuring would slow it down, and measure too little."""
+    from glm53ctl import client, render, starting, status_view
+    from glm53ctl.errors import Glm53Error
+    from glm53ctl.supervisor.access import auth_headers
+    from glm53ctl.verbs.operate import named_instance
+
+    instance = named_instance(None)
+    try:
+        record, running = client.current(instance)
+        if record is None or not running or record["phase"] != "ready":
+            return False
+        headers = auth_headers(starting.running_plan(instance))
+        stats = status_view.fetch_stats(record, headers, timeout_s=1.0)
+    except Glm53Error:
+        return False  # whatever is wrong with it, the checks go on
+    if not stats or not stats.get("running"):
+        return False
+    render.say(f"instance {instance.name!r} is generating: nothing is measured beside it")
+    return True
 
 
 def _running_model() -> str | None:

@@ -274,6 +274,19 @@ def test_a_removed_state_folder_is_said_with_the_way_out(shell: Shell):
     assert shell.up().returncode == 0
 
 
+def test_doctor_measures_nothing_beside_a_server_that_generates(shell: Shell):
+    assert shell.up().returncode == 0
+    only = ("doctor", "--only", "RAM-002", "--json")
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 1500, "min_tokens": 1500, "stream": True}
+    url = f"http://127.0.0.1:{shell.port}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=30) as stream:
+        lines = stream.iter_lines()  # given up, it would end the stream
+        next(lines)
+        told = shell(*only)
+    assert "'default' is generating: nothing is measured beside it" in told.stderr
+    assert json.loads(told.stdout)["checks"][0]["observed"] == "not measured"
+
+
 def test_down_says_what_it_waits_for(shell: Shell):
     shell.up()
     shell("down")
