@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from glm53ctl import known_rates
+from glm53ctl import claims, known_rates
 from glm53ctl import profile as profiles
 from glm53ctl.env import Environ
 from glm53ctl.errors import UsageError
@@ -87,6 +87,7 @@ def survey(options: PlanOptions, *, system: System | None = None) -> Situation:
     hardware = machine.probe(system or this_system(environ))
     gpu = selected_gpu(hardware, profile.settings.gpu)
     hardware = known_rates.recalled(hardware, gpu, paths.cache_dir, today=known_rates.utc_today())
+    hardware = claims.beside(hardware, paths, profile.settings.instance)
     return Situation(profile, paths, hardware, model, environ)
 
 

@@ -35,7 +35,7 @@ def after_stop(situation: Situation, instance: Instance) -> Situation:
     if not child:
         return situation
     pids = frozenset(session_members(child["pid"]))
-    found = held(situation.hardware, read_plan(instance.plan_path), pids, _resident_bytes(pids))
+    found = held(situation.hardware, read_plan(instance.plan_path), pids, resident_bytes(pids))
     return replace(situation, hardware=given_back(situation.hardware, found))
 
 
@@ -43,17 +43,25 @@ def held(hardware: Hardware, plan: Plan, pids: frozenset[int], ram_bytes: int) -
     """What the processes hold; the plan's own budget of VRAM where the driver does not tell."""
     if plan.gpu is None:
         return Held(ram_bytes)
-    told = sum(
+    told = told_vram_bytes(hardware, plan.gpu.uuid, pids)
+    return Held(ram_bytes, told or planned_vram_bytes(plan), plan.gpu.uuid)
+
+
+def told_vram_bytes(hardware: Hardware, uuid: str, pids: frozenset[int]) -> int:
+    """What the driver says that these processes hold on a card; 0 where it does not tell."""
+    return sum(
         process.used_bytes or 0
         for gpu in hardware.gpus
-        if gpu.uuid == plan.gpu.uuid
+        if gpu.uuid == uuid
         for process in gpu.processes
         if process.pid in pids
     )
-    planned = sum(
+
+
+def planned_vram_bytes(plan: Plan) -> int:
+    return sum(
         item.bytes for item in plan.budgets if item.pool == "vram" and item.name != "reserve"
     )
-    return Held(ram_bytes, told or planned, plan.gpu.uuid)
 
 
 def given_back(hardware: Hardware, found: Held) -> Hardware:
@@ -83,7 +91,8 @@ def _freed(gpu: Gpu, vram_bytes: int) -> Gpu:
     return replace(gpu, free_bytes=free if gpu.total_bytes is None else min(free, gpu.total_bytes))
 
 
-def _resident_bytes(pids: frozenset[int]) -> int:
+def resident_bytes(pids: frozenset[int]) -> int:
+    """RAM that these processes hold now."""
     import psutil
 
     total = 0

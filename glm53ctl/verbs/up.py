@@ -100,7 +100,7 @@ def _bring_up(
     attach: bool,
     style: Style,
 ) -> int:
-    from glm53ctl import choose, client, render, starting, successor, unused
+    from glm53ctl import choose, claims, client, render, starting, successor, unused
     from glm53ctl.errors import Conflict
 
     situation = choose.survey(options)
@@ -125,7 +125,10 @@ def _bring_up(
         if in_docker.serves_in_docker(situation, plan, runtime, style):
             return 0
         plan = models.plan_with_model(situation, options, fetch)
-        _launch(instance, plan, wished, quiet=style == "url")
+        with claims.turn(situation.paths.state_dir):
+            if any(claims.others(situation.paths, instance.name)):
+                plan = choose.choose_plan(options)  # one that started meanwhile has its claim
+            _launch(instance, plan, wished, quiet=style == "url")
     record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
