@@ -104,6 +104,8 @@ def _bring_up(
     from glm53ctl.errors import Conflict
 
     situation = choose.survey(options)
+    if _driver_came_late(situation):
+        situation = choose.survey(options)
     for warning in situation.profile.warnings:
         render.warn(warning)
     instance = starting.find_instance(situation.paths, situation.profile.settings.instance)
@@ -132,6 +134,19 @@ def _bring_up(
     record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
     _tell(instance, record, already, style)
     return _attach(instance) if attach else 0
+
+
+def _driver_came_late(situation: Situation) -> bool:
+    """Whether a GPU mode was possible at boot only after a wait; the machine is to be looked at again."""
+    from glm53ctl import boot, render
+    from glm53ctl.hardware import DriverState
+    from glm53ctl.plan import Mode
+    from glm53ctl.probes.system import this_system
+
+    wanted = situation.profile.settings.mode is not Mode.CPU
+    if not wanted or situation.hardware.driver.state is DriverState.OK:
+        return False
+    return boot.wait_for_driver(this_system(situation.environ), render.say)
 
 
 def _make_room(instance: Instance, later: Situation, fetch: models.Fetching) -> None:
