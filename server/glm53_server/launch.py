@@ -160,7 +160,7 @@ def load_engine(plan: Plan, progress: Progress) -> Engine:
             ChildExit.NO_MEMORY,
             f"not enough memory to load the model: {err or 'allocation refused'}",
             error_id="MEM-001",
-            hint=getattr(err, "hint", "`glm53ctl plan` shows what needs how much"),
+            hint="`glm53ctl plan` shows what needs how much",
         ) from err
 
 

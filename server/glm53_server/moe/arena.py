@@ -27,11 +27,6 @@ SWITCH_INTERVAL_S = 2e-4
 class PinRefused(MemoryError):
     """The driver or the kernel refused host memory after `pinned_bytes` of `wanted_bytes`."""
 
-    hint = (
-        "this is host memory, VRAM may be free: under WSL Windows limits pinned memory, elsewhere "
-        "RAM is short; `glm53ctl doctor` measures the limit"
-    )
-
     def __init__(self, message: str, pinned_bytes: int, wanted_bytes: int) -> None:
         super().__init__(message)
         self.pinned_bytes = pinned_bytes
