@@ -1,6 +1,6 @@
 """Fast mode on a GPU: how close is it to exact, how fast, and where does the time go?
 
-usage: gpu_fast.py [--layers 45] [--threads 14] [--vram-gib 24] [--isa auto] [--out DIR] [--skip-speed]
+usage: gpu_fast.py [--layers 45] [--threads 14] [--vram-gib 24] [--isa auto] [--ahead -1] [--out DIR] [--skip-speed]
 
 Quality on the tiny checkpoint: the same tokens decoded one by one with the CPU tier off and on (all
 experts on the CPU; the default policy), KL over the whole vocabulary. Speed on dummy weights at full
@@ -26,6 +26,7 @@ from glm53_server.engine.exl3_dummy import DummySpec
 from glm53_server.engine.exl3_model import LoadOptions
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers
 from glm53_server.moe.calibrate import calibrate
+from glm53_server.moe.lookahead import AUTO
 from glm53_server.moe.split import LaneCosts, SplitState
 
 START_COSTS = LaneCosts(2e-4, 2e-4, 3e-5)
@@ -92,6 +93,30 @@ def quality(isa: str, threads: int, precision: str) -> dict[str, object]:
     return body
 
 
+def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, object]:
+    """Decode, with the CPU lane's and the look-ahead's figures beside the link's."""
+    lane, ahead = tiers.cpu_lane, tiers.lookahead
+    before = lane.counters()
+    figures: dict[str, object] = decode(generator, streams, tokens, trace, tiers)
+    after = lane.counters()
+    if jobs := after.jobs - before.jobs:
+        figures |= {
+            "cpu_ms_per_job": round((after.busy_ns - before.busy_ns) / 1e6 / jobs, 3),
+            "cpu_experts_per_job": round((after.experts - before.experts) / jobs, 2),
+            "kernels_ms_per_layer": round(lane.split.costs.kernels_s * 1e3, 4),
+            "share": round(lane.split.share, 3),
+            "offset": round(lane.split.offset, 3),
+        }
+    if ahead is not None:
+        figures |= {
+            "ahead": ahead.limit,
+            "idle_ms_per_layer": round(ahead.idle_s * 1e3, 4),
+            "copy_ms_per_expert": round(ahead.copy_s * 1e3, 4),
+        }
+    log("  lanes", figures)
+    return figures
+
+
 def speed(args: argparse.Namespace) -> dict[str, object]:
     body: dict[str, object] = {
         "layers": args.layers,
@@ -110,11 +135,7 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         pool = CpuKernels(threads=args.threads, isa=args.isa, precision=args.precision)
         lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.5))
         budget = VramBudget(
-            GIB,
-            10 * GIB,
-            int(2.6 * GIB),
-            limit=int(args.vram_gib * GIB),
-            lookahead=max(args.ahead, default=0),
+            GIB, 10 * GIB, int(2.6 * GIB), limit=int(args.vram_gib * GIB), lookahead=args.ahead
         )
         tiers = build_tiers(loaded, kernels, budget, trace, cpu_lane=lane)
         body |= {
@@ -128,41 +149,30 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         body["load_s"] = loaded.phase_s
         body["peak_rss_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
         body["arena_gib"] = round(loaded.arena.layout.total_bytes / GIB, 2)
-        log("calibrated", found, "share", round(lane.split.share, 3))
+        log("calibrated", found, "split", lane.split)
         generator = generator_of(loaded, 4, args.chunk)
-        lane.enabled = False
-        ahead, tiers.lookahead = tiers.lookahead, None
-        decode(generator, 1, 80, trace, tiers)
-        for limit in args.ahead:
-            ahead.limit, tiers.lookahead = limit, ahead
-            body[f"exact_c1_lookahead_{limit}"] = decode(generator, 1, 96, trace, tiers)
-        tiers.lookahead = None
-        body |= {f"exact_c{n}": decode(generator, n, 112, trace, tiers) for n in (1, 2, 4)}
-        lane.enabled = True
+        ahead, lane.track_every = tiers.lookahead, 16
+        for mode in ("exact", "fast"):
+            lane.enabled = mode == "fast"
+            decode(generator, 1, 160, trace, tiers)  # fills the cache, finds the pace and the split
+            for n in (1, 2, 4):
+                body[f"{mode}_c{n}"] = lanes(generator, n, args.tokens, trace, tiers)
+            tiers.lookahead = None
+            decode(generator, 1, 32, trace, tiers)
+            body[f"{mode}_c1_no_lookahead"] = lanes(generator, 1, args.tokens, trace, tiers)
+            tiers.lookahead = ahead
+            save("fast-speed", body, args.out)
         calibrated = lane.split
-        decode(generator, 1, 96, trace, tiers)
-        for n in (1, 2, 4):
-            before = lane.counters()
-            figures = decode(generator, n, 160, trace, tiers)
-            after = lane.counters()
-            jobs = max(1, after.jobs - before.jobs)
-            figures |= {
-                "cpu_ms_per_job": round((after.busy_ns - before.busy_ns) / 1e6 / jobs, 3),
-                "cpu_experts_per_job": round((after.experts - before.experts) / jobs, 2),
-                "share": round(lane.split.share, 3),
-            }
-            body[f"fast_c{n}"] = figures
-            log("  lanes", figures)
         for share in args.shares:
-            lane.split = replace(calibrated, share=share, frozen=True)
+            lane.split = replace(calibrated, share=share, offset=0.5, frozen=True)
             body[f"fast_c1_share_{share}"] = decode(generator, 1, 80, trace, tiers)
         lane.split = calibrated
         for n in args.prefill:
             body[f"prefill_{n}"] = prefill(generator, n, tiers)
         body["timeouts"] = lane.counters().timeouts
-        body["fast_over_exact_c1"] = round(
-            body["fast_c1"]["tok_per_s"] / body["exact_c1"]["tok_per_s"], 3
-        )
+        exact, fast = body["exact_c1"]["tok_per_s"], body["fast_c1"]["tok_per_s"]
+        body["fast_over_exact_c1"] = round(fast / exact, 3)
+        body["fast_c4_over_c1"] = round(body["fast_c4"]["tok_per_s"] / fast, 3)
         log("fast / exact C1", body["fast_over_exact_c1"], "timeouts", body["timeouts"])
         torch.cuda.synchronize()
         lane.close()
@@ -179,8 +189,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fast")
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--chunk", type=int, default=8192)
-    parser.add_argument("--shares", type=float, nargs="*", default=[0.4, 0.55, 0.7])
-    parser.add_argument("--ahead", type=int, nargs="*", default=[])
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--shares", type=float, nargs="*", default=[])
+    parser.add_argument("--ahead", type=int, default=AUTO)
     parser.add_argument("--prefill", type=int, nargs="*", default=[32768])
     parser.add_argument("--skip-speed", action="store_true")
     parser.add_argument("--skip-quality", action="store_true")

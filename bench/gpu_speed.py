@@ -217,7 +217,9 @@ class RouteOnly:
         return picks, weights
 
 
-def stock(spec: DummySpec, folder: Path, cpu_split: int, threads: int) -> dict[str, object]:
+def stock(
+    spec: DummySpec, folder: Path, cpu_split: int, threads: int, tokens: int
+) -> dict[str, object]:
     options = dummy_options(
         spec,
         folder,
@@ -232,9 +234,9 @@ def stock(spec: DummySpec, folder: Path, cpu_split: int, threads: int) -> dict[s
     for layer, block in enumerate(moe_blocks(loaded)):
         block.routing_fn = RouteOnly(block, layer, trace).routing_fn
     generator = generator_of(loaded, 4, 2048)
-    decode(generator, 1, 48, trace, None)
+    decode(generator, 1, tokens // 2 + 8, trace, None)
     body: dict[str, object] = {"layers": spec.layers, "cpu_split": cpu_split, "threads": threads}
-    body |= {f"decode_c{n}": decode(generator, n, 96, trace, None) for n in (1, 4)}
+    body |= {f"decode_c{n}": decode(generator, n, tokens, trace, None) for n in (1, 4)}
     loaded.model.unload()
     return body
 
@@ -249,11 +251,18 @@ def main() -> int:
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=14)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192, 32768])
-    parser.add_argument("--only", choices=("full", "compare"))
+    parser.add_argument("--only", choices=("full", "compare", "stock"))
+    parser.add_argument("--tokens", type=int, default=96, help="of the stock engine, per stream")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     args = parser.parse_args()
     body: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
+        if args.only == "stock":
+            spec = DummySpec(layers=args.layers)
+            body["stock_mcs"] = stock(spec, Path(folder), 257, args.threads, args.tokens)
+            save("stock-speed", body, args.out)
+            sys.stdout.flush()
+            os._exit(0)
         if args.only != "compare":
             spec = DummySpec(layers=args.layers)
             body["exact"] = exact(
@@ -263,7 +272,7 @@ def main() -> int:
         if args.only != "full":
             spec = DummySpec(layers=args.compare_layers)
             # The cache keeps the full model's share of experts: what 24 GB hold of 42 layers.
-            body["stock_mcs"] = stock(spec, Path(folder) / "stock", 257, args.threads)
+            body["stock_mcs"] = stock(spec, Path(folder) / "stock", 257, args.threads, args.tokens)
             gc.collect()
             torch.cuda.empty_cache()
             total = body.get("exact", {}).get("slots", 1312)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 COUNTERS = (
     "hits",
     "misses",
@@ -121,7 +121,7 @@ class CudaKernels:
         self._declare("glm53_host_register", wide, wide, ctypes.POINTER(wide))
         self._declare("glm53_host_unregister", wide)
         self._declare("glm53_copy_async", wide, wide, wide, pointer)
-        self._declare("glm53_copier_create", wide, wide, wide, ctypes.POINTER(pointer))
+        self._declare("glm53_copier_create", wide, wide, ctypes.POINTER(pointer))
         self._declare("glm53_copier_wait", wide, ctypes.c_uint32, pointer)
         self._declare("glm53_copier_failed", pointer)
         self._declare("glm53_copier_destroy", pointer)
@@ -194,12 +194,10 @@ class CudaKernels:
         """Enqueue a copy between any two registered or device addresses."""
         self._check(self._lib.glm53_copy_async(destination, source, size_bytes, stream))
 
-    def copier_create(self, box: int, box_alias: int, record_bytes: int) -> int:
-        """Start a copy thread over a zeroed, pinned copy box; returns its handle."""
+    def copier_create(self, box: int, record_bytes: int) -> int:
+        """Start a copy thread over a zeroed, pinned copy box at a host address; returns its handle."""
         handle = ctypes.c_void_p()
-        self._check(
-            self._lib.glm53_copier_create(box, box_alias, record_bytes, ctypes.byref(handle))
-        )
+        self._check(self._lib.glm53_copier_create(box, record_bytes, ctypes.byref(handle)))
         return handle.value or 0
 
     def copier_wait(self, box_alias: int, sequence: int, stream: int) -> None:
@@ -207,7 +205,7 @@ class CudaKernels:
         self._check(self._lib.glm53_copier_wait(box_alias, sequence, stream))
 
     def copier_failed(self, copier: int) -> bool:
-        """True once a copy could not be issued."""
+        """True once a copy failed or took seconds."""
         return bool(self._lib.glm53_copier_failed(copier))
 
     def copier_destroy(self, copier: int) -> None:

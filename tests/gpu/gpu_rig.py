@@ -203,7 +203,7 @@ class CopyThread:
         self._map = mmap.mmap(-1, mmap.PAGESIZE)
         self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._alias = kernels.host_register(self._box, len(self._map))
-        self._copier = kernels.copier_create(self._box, self._alias, record_bytes)
+        self._copier = kernels.copier_create(self._box, record_bytes)
         self._sequence = 0
 
     def post(self, step: StepStruct, residency: Residency) -> None:
@@ -212,7 +212,10 @@ class CopyThread:
         step.mailbox, step.sequence = self._alias, self._sequence
         self._kernels.cache_step(residency.state, step, residency.stream())
         self._kernels.copier_wait(self._alias, self._sequence, residency.stream())
-        assert not self._kernels.copier_failed(self._copier)
+
+    @property
+    def failed(self) -> bool:
+        return self._kernels.copier_failed(self._copier)
 
     def close(self) -> None:
         self._kernels.copier_destroy(self._copier)

@@ -93,6 +93,25 @@ def test_a_look_ahead_leaves_the_slots_that_the_layer_before_reads(
     assert rig.residency.verify() == 0
 
 
+def test_copies_that_cannot_be_issued_release_the_wait_and_are_told(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig()
+    rig.ahead(1, [3, 4], limit=2)
+    assert rig.copier is not None
+    assert not rig.copier.failed
+    rig.residency.slot_address.fill_(16)  # no memory of anybody
+    rig.ahead(1, [5, 6], limit=2)
+    assert rig.copier.failed
+    addresses = [row.data_ptr() for row in rig.memory]
+    rig.residency.slot_address.copy_(torch.tensor(addresses, dtype=torch.int64))
+    rig.residency.forget()
+    assert rig.found_tables() == [
+        [[rig.home(k) + offset for k in range(first, first + rig.layout.experts)] for offset in rig.layout.offsets]
+        for first in range(0, rig.layout.layers * rig.layout.experts, rig.layout.experts)
+    ]  # fmt: skip
+
+
 def test_no_picks_and_no_slots(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.step(0, [])

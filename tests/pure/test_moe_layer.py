@@ -18,6 +18,8 @@ class Recorder:
 
     def __init__(self, capacity: int = 8) -> None:
         self.calls: list[Any] = []
+        self.device: Any = None
+        self.failed = False
         self.capacity = capacity
         self.in_prefill = self.passing = False
         self.layout = SimpleNamespace(layers=LAYERS)
@@ -194,3 +196,22 @@ def test_a_short_prompt_never_meets_the_cpu_lane(cache_only: bool, asked: bool) 
     recorder.taken()
     routed(tiers, 0, 5)
     assert (("fill",) in recorder.taken()) is asked
+
+
+def test_a_failed_look_ahead_is_closed_before_the_cache_is_emptied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder()
+    tiers = tiers_over(recorder)
+    assert not tiers.drop_failed_lookahead()
+    recorder.device = None
+    recorder.failed = False
+    ahead: Any = recorder
+    tiers.lookahead = ahead
+    assert not tiers.drop_failed_lookahead()
+    recorder.failed = True
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: recorder.calls.append("synchronize"))
+    assert tiers.drop_failed_lookahead()
+    assert recorder.taken() == ["synchronize", ("close",), ("forget",)]
+    assert tiers.lookahead is None
+    assert not tiers.drop_failed_lookahead()

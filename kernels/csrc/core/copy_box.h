@@ -14,7 +14,7 @@ struct CopyJob {
 
 struct alignas(64) CopyBox {
     alignas(64) uint32_t posted;  // device, written last: sequence number of the jobs below
-    alignas(64) uint32_t done;    // copy stream (device for no jobs, host after a failure)
+    alignas(64) uint32_t done;    // host (device for no jobs): sequence number of the last copied step
     alignas(64) uint32_t count;   // device, from here on
     CopyJob jobs[kCopyJobs];
 };

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 4
+#define GLM53_CUDA_ABI_VERSION 5
 #define GLM53_NUM_COUNTERS 9
 
 #ifdef __cplusplus
@@ -91,13 +91,13 @@ int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void
 
 
 /* Look-ahead: a thread that copies what look-ahead steps post into the copy box (zeroed, pinned, at its
- * host address and its device alias), on a stream of its own on the current device. */
+ * host address), on a stream of its own on the current device. */
 typedef struct glm53_copier glm53_copier;
-int glm53_copier_create(uint64_t box_host, uint64_t box_alias, uint64_t record_bytes, glm53_copier** copier);
+int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm53_copier** copier);
 /* Let the stream wait until the copies of the step `sequence` are there. */
 int glm53_copier_wait(uint64_t box_alias, uint32_t sequence, void* stream);
 uint64_t glm53_copier_copies(const glm53_copier* copier);
-/* 1 once a copy could not be issued: slots may hold other bytes than they should. */
+/* 1 once a copy failed or took seconds: its step went on without it, slots may hold other bytes. */
 int glm53_copier_failed(const glm53_copier* copier);
 /* Ends the thread and waits for its copies. */
 int glm53_copier_destroy(glm53_copier* copier);

@@ -19,32 +19,39 @@ constexpr int kPollsBeforeNap = 200'000;  // some milliseconds: longer than a la
 constexpr int kNapsBeforeSleep = 20'000;  // about a second
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kSleep = std::chrono::milliseconds(1);
+constexpr auto kTick = std::chrono::milliseconds(50);
+constexpr uint32_t kPatienceTicks = 60;
 
 }  // namespace
 }  // namespace glm53
 
+// Whatever waits for `done` is released by the processor, never by something in the copy stream: streams
+// share the card's queues, and in the same queue that would come behind the very wait it is to end.
 struct glm53_copier {
     glm53::CopyBox* box;
-    uint64_t done_alias, record_bytes;
+    uint64_t record_bytes;
     int device;
     cudaStream_t stream = nullptr;
     std::atomic<uint64_t> copies{0};
     std::atomic<bool> failed{false}, stopping{false};
-    std::thread thread;
+    std::thread server, watchdog;
 
-    // Without the right bytes the step is lost, but nobody may wait for ever: the engine looks at `failed`.
-    void give_up(uint32_t sequence) {
-        failed.store(true);
-        __atomic_store_n(&box->done, sequence, __ATOMIC_RELEASE);
+    // A step that was given up is done already; its late end must not move `done` back.
+    void finish(uint32_t sequence) {
+        uint32_t seen = __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
+        while (static_cast<int32_t>(sequence - seen) > 0 &&
+               !__atomic_compare_exchange_n(&box->done, &seen, sequence, false, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE)) {
+        }
     }
 
-    void issue(uint32_t sequence) {
+    void copy(uint32_t sequence) {
         const uint32_t count = box->count < glm53::kCopyJobs ? box->count : glm53::kCopyJobs;
         for (uint32_t i = 0; i < count; ++i) {
             const glm53::CopyJob& job = box->jobs[i];
-            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) return give_up(sequence);
+            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) failed.store(true);
         }
-        if (glm53::stream_write(stream, done_alias, sequence, "glm53_copier")) return give_up(sequence);
+        if (cudaStreamSynchronize(stream) != cudaSuccess) failed.store(true);
+        finish(sequence);
         copies += count;
     }
 
@@ -56,7 +63,7 @@ struct glm53_copier {
             const uint32_t posted = __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE);
             if (posted != served) {
                 idle = 0;
-                issue(posted);
+                copy(posted);
                 served = posted;
             } else if (++idle < glm53::kPollsBeforeNap) {
                 __builtin_ia32_pause();
@@ -68,24 +75,44 @@ struct glm53_copier {
             }
         }
     }
+
+    // Without the right bytes a step is lost, but nobody may wait for ever: the engine looks at `failed`.
+    // Ticks are counted, not time: a stopped process is no hang.
+    void watch() {
+        uint32_t stuck_at = 0, ticks = 0;
+        while (!stopping.load(std::memory_order_relaxed)) {
+            std::this_thread::sleep_for(glm53::kTick);
+            const uint32_t posted = __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE);
+            const uint32_t done = __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
+            if (static_cast<int32_t>(posted - done) <= 0 || done != stuck_at) {
+                stuck_at = done;
+                ticks = 0;
+            } else if (++ticks >= (failed.load() ? 1 : glm53::kPatienceTicks)) {
+                ticks = 0;
+                failed.store(true);
+                finish(posted);
+            }
+        }
+    }
 };
 
-extern "C" int glm53_copier_create(uint64_t box_host, uint64_t box_alias, uint64_t record_bytes,
-                                   glm53_copier** copier) {
+extern "C" int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm53_copier** copier) {
     using namespace glm53;
     auto* made = new glm53_copier{};
     made->box = reinterpret_cast<CopyBox*>(box_host);
-    made->done_alias = box_alias + offsetof(CopyBox, done);
     made->record_bytes = record_bytes;
+    int lowest = 0, highest = 0;  // streams of another priority have other queues
     if (check(cudaGetDevice(&made->device), "cudaGetDevice") ||
-        check(cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking), "cudaStreamCreate")) {
+        check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange") ||
+        check(cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, highest), "cudaStreamCreate")) {
         delete made;
         return 1;
     }
     sigset_t all, before;  // signals belong to the threads that expect them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    made->thread = std::thread([made] { made->serve(); });
+    made->server = std::thread([made] { made->serve(); });
+    made->watchdog = std::thread([made] { made->watch(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     *copier = made;
     return 0;
@@ -94,7 +121,8 @@ extern "C" int glm53_copier_create(uint64_t box_host, uint64_t box_alias, uint64
 extern "C" int glm53_copier_destroy(glm53_copier* copier) {
     using namespace glm53;
     copier->stopping.store(true);
-    copier->thread.join();
+    copier->server.join();
+    copier->watchdog.join();
     const int status = check(cudaStreamSynchronize(copier->stream), "cudaStreamSynchronize") |
                        check(cudaStreamDestroy(copier->stream), "cudaStreamDestroy");
     delete copier;

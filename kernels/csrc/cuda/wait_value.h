@@ -1,4 +1,5 @@
-// Stream-ordered waits and writes of one 32-bit word: no kernel polls, so none takes a place on the GPU.
+// A stream-ordered wait for one 32-bit word: no kernel polls, so none takes a place on the GPU. The word
+// must be written by the processor or by what was enqueued before: streams share hardware queues.
 #pragma once
 #include <cuda.h>
 
@@ -6,5 +7,4 @@
 
 namespace glm53 {
 int stream_wait(void* stream, uint64_t address, uint32_t value, const char* what);
-int stream_write(void* stream, uint64_t address, uint32_t value, const char* what);
 }  // namespace glm53

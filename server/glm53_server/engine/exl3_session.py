@@ -170,9 +170,13 @@ class Session:
                 not job.is_prefill_done() for job in self._generator.active_jobs
             )
         results = self._generator.iterate()
-        if self.tiers is not None and self.tiers.lookahead is not None:
-            self.tiers.lookahead.check()
         self._refresh_stats()
+        if self.tiers is not None and self.tiers.drop_failed_lookahead():
+            return self._fail_all(
+                EngineError(
+                    "copies of the look-ahead did not arrive; the engine goes on without it"
+                )
+            )
         if self._lane_failed():
             return self._fail_all(
                 EngineError("the CPU tier did not answer in time; the engine goes on without it")

@@ -79,6 +79,17 @@ class ExpertTiers:
         if self.verify_each_step:
             self.residency.verify()
 
+    def drop_failed_lookahead(self) -> bool:
+        """Go on without a look-ahead whose copies failed, and with an empty cache: True if that was so."""
+        ahead = self.lookahead
+        if ahead is None or not ahead.failed:
+            return False
+        self.lookahead = None
+        torch.cuda.synchronize(self.residency.device)
+        ahead.close()  # late copies have arrived after this
+        self.residency.forget()
+        return True
+
     def on_route(
         self, layer: int, picks: torch.Tensor, weights: torch.Tensor, x: torch.Tensor
     ) -> None:

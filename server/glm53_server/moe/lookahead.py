@@ -37,10 +37,6 @@ def copies_that_fit(idle_s: float, copy_s: float) -> int:
     return max(0, min(MOST_COPIES, int(idle_s / copy_s + SLACK)))
 
 
-class CopiesFailed(torch.AcceleratorError):
-    """Copies could not be issued: the card answers nothing any more, and slots may hold other bytes."""
-
-
 class Lookahead:
     """Owns a side stream and a copy thread. All calls come from the engine thread, in layer order.
 
@@ -62,9 +58,7 @@ class Lookahead:
         self._map = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._alias = self._kernels.host_register(self._box, len(self._map))
-        self._copier = self._kernels.copier_create(
-            self._box, self._alias, residency.layout.record_bytes
-        )
+        self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
         self._sequence = 0
         self._decided_for: int | None = None
         self._copied_for: int | None = None
@@ -86,10 +80,10 @@ class Lookahead:
         if self._passes % PACE_EVERY == 0:
             self._timed = []
 
-    def check(self) -> None:
-        """Raises CopiesFailed once a copy could not be issued."""
-        if self._kernels.copier_failed(self._copier):
-            raise CopiesFailed("copies of the look-ahead could not be issued")
+    @property
+    def failed(self) -> bool:
+        """True once a copy failed or took seconds: steps went on without it, slots may hold other bytes."""
+        return self._kernels.copier_failed(self._copier)
 
     def before_step(self) -> None:
         """The compute stream is about to read or change residency: wait for the last decision."""

@@ -132,6 +132,14 @@ class Residency:
         if count:
             self.kernels.slots_evict(self.state, first, count, lock=lock, stream=self.stream())
 
+    def forget(self) -> None:
+        """Empty every slot; locked ones stay locked."""
+        with torch.inference_mode():
+            self.owner.fill_(-1)
+            self.slot_of.fill_(-1)
+            self._arrays["referenced"].zero_()
+            self.rebuild(0, self.layout.layers)
+
     def adopt(self, first: int, keys: torch.Tensor) -> None:
         """Declare the contents of slots from `first` on: keys int32 [n] on the device, -1 skips."""
         if keys.numel():
