@@ -34,7 +34,7 @@ def copies_that_fit(idle_s: float, copy_s: float) -> int:
     """How many experts the link moves in the time that it is idle per layer. Pure."""
     if copy_s <= 0:
         return 0
-    return max(0, min(MOST_COPIES, int(idle_s / copy_s + SLACK)))
+    return int(max(0.0, min(float(MOST_COPIES), idle_s / copy_s + SLACK)))
 
 
 class Lookahead:
