@@ -8,18 +8,25 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from glm53ctl.errors import Conflict, Glm53Error, NotRunning, Unhealthy
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor import logs, owned
+from glm53ctl.supervisor.ask import (
+    ANSWER_S,
+    Record,
+    aged_record,
+    answers,
+    is_running,
+    request,
+    watch,
+)
 from glm53ctl.supervisor.classify import supervisor_lost
 from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import (
@@ -31,16 +38,15 @@ from glm53ctl.supervisor.state import (
     listen_socket,
     read_record,
     session_members,
-    short_socket_path,
     try_lock,
     write_atomic,
     write_record,
 )
 
-Record = dict[str, Any]
-_ANSWER_S = 10.0  # a supervisor answers in milliseconds, unless the machine is very busy
+# fmt: off
+__all__ = ["Record", "answers", "clean_up", "current", "is_running", "launch", "request", "stop", "wait_gone", "watch"]
+# fmt: on
 _LOCK_RETRY_S = 2.0
-_FILE_POLL_S = 0.2
 _STRAY_S = 5.0
 _AT_ONCE_S = 1.5  # an idle server has ended by then
 
@@ -151,90 +157,9 @@ def _kill_session(leader: Identity) -> None:
     for pid in session_members(leader.pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _ANSWER_S
+    deadline = time.monotonic() + ANSWER_S
     while session_members(leader.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def request(instance: Instance, body: Record) -> Record:
-    """One question to the supervisor. Raises NotRunning, or Unhealthy when it does not answer."""
-    with _connected(instance) as stream:
-        stream.sendall(json.dumps(body).encode() + b"\n")
-        with stream.makefile("rb") as lines:
-            try:
-                line = lines.readline()
-            except TimeoutError as err:
-                raise Unhealthy(
-                    f"the supervisor of {instance.name!r} does not answer",
-                    hint=f"glm53ctl down{instance.option} --force",
-                ) from err
-    if not line:
-        raise _not_running(instance)
-    return json.loads(line)
-
-
-def watch(instance: Instance) -> Iterator[Record]:
-    """The record now and after each change; the last one has an exit code. Raises NotRunning.
-
-    A supervisor may end before we come to ask; then its last words are in the file.
-    """
-    record: Record = {"exit_code": None}
-    try:
-        with _connected(instance) as stream:
-            stream.settimeout(None)
-            stream.sendall(b'{"verb": "watch"}\n')
-            with stream.makefile("rb") as lines:
-                for line in lines:
-                    record = json.loads(line)
-                    yield record
-    except NotRunning:
-        yield from _watch_file(instance)
-        return
-    last = read_record(instance)
-    if record["exit_code"] is None and last is not None and last["exit_code"] is not None:
-        yield last
-
-
-def _watch_file(instance: Instance) -> Iterator[Record]:
-    """The same for an instance whose socket is lost or closed. Raises NotRunning without last words."""
-    record = _aged_record(instance)
-    while record is not None and record["exit_code"] is None and holder(instance):
-        yield record
-        time.sleep(_FILE_POLL_S)
-        record = _aged_record(instance)
-    if record is None or record["exit_code"] is None:
-        raise _not_running(instance)
-    yield record
-
-
-def _aged_record(instance: Instance) -> Record | None:
-    """The record in the file, its times counted on until now while its supervisor lives."""
-    record = read_record(instance)
-    if record is None or holder(instance) is None:
-        return record
-    with suppress(OSError):
-        age_s = max(0.0, time.time() - instance.state_path.stat().st_mtime)
-        record |= {key: record[key] + age_s for key in ("uptime_s", "phase_s") if record[key]}
-    return record
-
-
-@contextmanager
-def _connected(instance: Instance) -> Generator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-        stream.settimeout(_ANSWER_S)
-        try:
-            with short_socket_path(instance.socket_path) as name:
-                stream.connect(name)
-        except (FileNotFoundError, ConnectionRefusedError) as err:
-            raise _not_running(instance) from err
-        try:
-            yield stream
-        except ConnectionError as err:
-            raise _not_running(instance) from err
-
-
-def _not_running(instance: Instance) -> NotRunning:
-    return NotRunning(f"{instance.name!r} is not running", hint=f"glm53ctl up{instance.option}")
 
 
 def current(instance: Instance) -> tuple[Record | None, bool]:
@@ -249,21 +174,7 @@ def current(instance: Instance) -> tuple[Record | None, bool]:
         pass
     if not is_locked(instance.lock_path) and instance.folder.is_dir():
         _clear_stale(instance)
-    return _aged_record(instance), holder(instance) is not None
-
-
-def answers(instance: Instance) -> bool:
-    """True while a supervisor answers for this instance."""
-    try:
-        request(instance, {"verb": "status"})
-    except NotRunning:
-        return False
-    return True
-
-
-def is_running(instance: Instance) -> bool:
-    """True while a supervisor answers for this instance, or lives with its socket lost."""
-    return answers(instance) or holder(instance) is not None
+    return aged_record(instance), holder(instance) is not None
 
 
 def _clear_stale(instance: Instance) -> bool:
@@ -350,7 +261,7 @@ def _kill_supervisor(instance: Instance) -> bool:
         )
     with suppress(ProcessLookupError):
         os.kill(supervisor.pid, signal.SIGKILL)
-    wait_gone(supervisor, _ANSWER_S)
+    wait_gone(supervisor, ANSWER_S)
     _clear_stale(instance)
     _check_nothing_left(instance)
     return True
