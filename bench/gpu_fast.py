@@ -151,12 +151,15 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         body["arena_gib"] = round(loaded.arena.layout.total_bytes / GIB, 2)
         log("calibrated", found, "split", lane.split)
         generator = generator_of(loaded, 4, args.chunk)
+        lane.enabled = False
+        decode(generator, 1, 24, trace, tiers)
         ahead, lane.track_every = tiers.lookahead, 16
         for mode in ("exact", "fast"):
             lane.enabled = mode == "fast"
             decode(generator, 1, 160, trace, tiers)  # fills the cache, finds the pace and the split
             for n in (1, 2, 4):
                 body[f"{mode}_c{n}"] = lanes(generator, n, args.tokens, trace, tiers)
+            tiers.drain()
             tiers.lookahead = None
             decode(generator, 1, 32, trace, tiers)
             body[f"{mode}_c1_no_lookahead"] = lanes(generator, 1, args.tokens, trace, tiers)
@@ -169,6 +172,7 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         lane.split = calibrated
         for n in args.prefill:
             body[f"prefill_{n}"] = prefill(generator, n, tiers)
+        body["lookahead_failed"] = ahead is not None and ahead.failed
         body["timeouts"] = lane.counters().timeouts
         exact, fast = body["exact_c1"]["tok_per_s"], body["fast_c1"]["tok_per_s"]
         body["fast_over_exact_c1"] = round(fast / exact, 3)

@@ -184,6 +184,7 @@ def main() -> None:
         tiers.lookahead = ahead
         body |= looked_ahead("exact", generator, trace, tiers)
         body["exact_ahead_trace"] = traced(generator, trace, "exact-ahead", args.out, keep=True)
+        tiers.drain()
         tiers.lookahead = None
         lane.enabled = True
         with torch.inference_mode():

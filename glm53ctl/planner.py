@@ -274,6 +274,8 @@ _QUIET = (("HF_HUB_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"), ("DO_NOT_T
 def _gpu_env(inputs: _Inputs, uuid: str) -> tuple[tuple[str, str], ...]:
     """What CUDA, Triton and exllamav3 read before our code runs."""
     found = [*_QUIET, ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", uuid)]
+    # A queue for every stream: in one of the usual eight, streams wait for each other by accident.
+    found.append(("CUDA_DEVICE_MAX_CONNECTIONS", "32"))
     if inputs.profile.settings.triton_pin:
         cache = inputs.paths.cache_dir
         found.append(("TRITON_CACHE_DIR", str(cache / "triton")))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 COUNTERS = (
     "hits",
     "misses",
@@ -57,6 +57,8 @@ class ResidencyStruct(ctypes.Structure):
         ("jobs", ctypes.c_uint64),
         ("num_jobs", ctypes.c_uint64),
         ("num_cpu", ctypes.c_uint64),
+        ("pending", ctypes.c_uint64),
+        ("copy_box", ctypes.c_uint64),
     )
 
 
@@ -122,7 +124,8 @@ class CudaKernels:
         self._declare("glm53_host_unregister", wide)
         self._declare("glm53_copy_async", wide, wide, wide, pointer)
         self._declare("glm53_copier_create", wide, wide, ctypes.POINTER(pointer))
-        self._declare("glm53_copier_wait", wide, ctypes.c_uint32, pointer)
+        self._declare("glm53_copier_drain", pointer, integer, ctypes.POINTER(integer))
+        self._declare("glm53_settle", state, pointer)
         self._declare("glm53_copier_failed", pointer)
         self._declare("glm53_copier_destroy", pointer)
 
@@ -200,13 +203,19 @@ class CudaKernels:
         self._check(self._lib.glm53_copier_create(box, record_bytes, ctypes.byref(handle)))
         return handle.value or 0
 
-    def copier_wait(self, box_alias: int, sequence: int, stream: int) -> None:
-        """Let the stream wait for the copies of the look-ahead step `sequence`."""
-        self._check(self._lib.glm53_copier_wait(box_alias, sequence, stream))
-
     def copier_failed(self, copier: int) -> bool:
-        """True once a copy failed or took seconds."""
+        """True once a copy failed: nothing is looked ahead any more."""
         return bool(self._lib.glm53_copier_failed(copier))
+
+    def copier_drain(self, copier: int, limit_ms: int) -> bool:
+        """Wait until all posted copies are done; False when they are not within the limit."""
+        idle = ctypes.c_int32()
+        self._check(self._lib.glm53_copier_drain(copier, limit_ms, ctypes.byref(idle)))
+        return bool(idle.value)
+
+    def settle(self, state: ResidencyStruct, stream: int) -> None:
+        """Take in what the copier has done, without a step."""
+        self._check(self._lib.glm53_settle(state, stream))
 
     def copier_destroy(self, copier: int) -> None:
         """End the thread after its last copy."""

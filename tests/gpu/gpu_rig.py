@@ -78,15 +78,15 @@ class Rig:
         """A look-ahead step: the best guesses of the next layer are copied by the copy thread, nothing
         counts as used, and slots of the layer before that are `in_use` stay."""
         if self.copier is None:
-            self.copier = CopyThread(self.kernels, self.layout.record_bytes)
+            self.copier = CopyThread(self.kernels, self.residency)
         ids = torch.tensor(list(guess), dtype=torch.int64, device=DEVICE)
         used = torch.tensor(list(in_use), dtype=torch.int64, device=DEVICE)
         struct = self.residency.new_step(layer)
         struct.picks, struct.num_picks = ids.data_ptr(), len(guess)
         struct.protected_picks, struct.num_protected = used.data_ptr(), len(in_use)
         struct.lookahead, struct.admit_limit = 1, limit
-        self.copier.post(struct, self.residency)
-        torch.cuda.synchronize()
+        self.copier.post(struct)
+        self.copier.settle()
         best_first = [256 - i for i in range(len(guess))]
         before = (layer - 1) * self.layout.experts
         slots = {self.slot_of(before + pick) for pick in in_use} - {None} - self.ring.locked
@@ -198,25 +198,33 @@ class PinnedBox(Box):
 class CopyThread:
     """The library's copy thread over a copy box of its own."""
 
-    def __init__(self, kernels: CudaKernels, record_bytes: int) -> None:
+    def __init__(self, kernels: CudaKernels, residency: Residency) -> None:
         self._kernels = kernels
+        self._residency = residency
         self._map = mmap.mmap(-1, mmap.PAGESIZE)
         self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._alias = kernels.host_register(self._box, len(self._map))
-        self._copier = kernels.copier_create(self._box, record_bytes)
+        residency.state.copy_box = kernels.host_register(self._box, len(self._map))
+        self._copier = kernels.copier_create(self._box, residency.layout.record_bytes)
         self._sequence = 0
 
-    def post(self, step: StepStruct, residency: Residency) -> None:
-        """Decide the step, and let the stream wait for its copies."""
+    def post(self, step: StepStruct) -> None:
+        """Decide the step."""
         self._sequence += 1
-        step.mailbox, step.sequence = self._alias, self._sequence
-        self._kernels.cache_step(residency.state, step, residency.stream())
-        self._kernels.copier_wait(self._alias, self._sequence, residency.stream())
+        step.sequence = self._sequence
+        self._kernels.cache_step(self._residency.state, step, self._residency.stream())
+        torch.cuda.synchronize()
+
+    def settle(self) -> None:
+        """Wait for the copies and take them in."""
+        self._kernels.copier_drain(self._copier, 2000)
+        self._kernels.settle(self._residency.state, self._residency.stream())
+        torch.cuda.synchronize()
 
     @property
     def failed(self) -> bool:
         return self._kernels.copier_failed(self._copier)
 
     def close(self) -> None:
+        self._residency.state.copy_box = 0
         self._kernels.copier_destroy(self._copier)
         self._kernels.host_unregister(self._box)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from gpu_rig import DEVICE, PinnedBox, Rig
+from gpu_rig import DEVICE, CopyThread, PinnedBox, Rig, bits
 from tier_cases import EXPERT, LAYER, NUM_PICKS, NUM_ROWS, PICKS, ROW, WEIGHT, X
 
 from glm53_kernels.cuda import CudaKernelError, CudaKernels
@@ -93,23 +93,33 @@ def test_a_look_ahead_leaves_the_slots_that_the_layer_before_reads(
     assert rig.residency.verify() == 0
 
 
-def test_copies_that_cannot_be_issued_release_the_wait_and_are_told(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig = make_rig()
-    rig.ahead(1, [3, 4], limit=2)
-    assert rig.copier is not None
-    assert not rig.copier.failed
-    rig.residency.slot_address.fill_(16)  # no memory of anybody
-    rig.ahead(1, [5, 6], limit=2)
-    assert rig.copier.failed
+def test_a_copy_under_way_is_no_hit_and_its_slot_nobodys(make_rig: Callable[..., Rig]) -> None:
+    """Between the decision and the end of the copies, decode reads at home and takes other slots."""
+    rig = make_rig("tiny", 6)
+    rig.step(0, [1, 2])
+    copier = rig.copier = CopyThread(rig.kernels, rig.residency)
+    ids = torch.tensor([3, 4], dtype=torch.int64, device=DEVICE)
+    step = rig.residency.new_step(1)
+    step.lookahead, step.admit_limit = 1, 2
+    step.picks, step.num_picks = ids.data_ptr(), 2
+    rig.residency.slot_address.fill_(16)  # no memory of anybody: the copies fail, and never end
+    copier.post(step)
+    copier.settle()
+    assert copier.failed
     addresses = [row.data_ptr() for row in rig.memory]
     rig.residency.slot_address.copy_(torch.tensor(addresses, dtype=torch.int64))
-    rig.residency.forget()
-    assert rig.found_tables() == [
-        [[rig.home(k) + offset for k in range(first, first + rig.layout.experts)] for offset in rig.layout.offsets]
-        for first in range(0, rig.layout.layers * rig.layout.experts, rig.layout.experts)
-    ]  # fmt: skip
+    rig.residency.rebuild(0, rig.layout.layers)
+    held = bits(rig.residency._arrays["locked"])
+    assert len(held) == 2
+    rig.ring.locked |= held
+    (rig.ring.hand,) = rig.residency._arrays["hand"].tolist()
+    for picks in ([3, 4], [5, 6], [3, 7], [4, 5]):
+        rig.step(1, picks)
+        rig.check()
+    copier.post(step)  # nothing more is posted while copies are under way
+    assert bits(rig.residency._arrays["locked"]) == held
+    rig.check()
+    assert rig.residency.verify() == 0
 
 
 def test_no_picks_and_no_slots(make_rig: Callable[..., Rig]) -> None:
@@ -299,10 +309,14 @@ def test_combine_adds_the_answer_after_waiting_for_it(
     make_rig: Callable[..., Rig], box: PinnedBox
 ) -> None:
     rig = make_rig()
-    step, *_ = posted_step(rig, box, [[1, 2], [3, 4]], 5, 0.0, 0.0)
     final = torch.randn(2, HIDDEN, device=DEVICE)
-    before = final.clone()
     stream = rig.residency.stream()
+    # The first launch of a kernel loads it, which waits for the card: not behind a wait for this thread.
+    first, *_ = posted_step(rig, box, [[1, 2], [3, 4]], 4, 0.0, 0.0)
+    rig.kernels.combine(rig.residency.state, first, final.data_ptr(), stream)
+    step, *_ = posted_step(rig, box, [[1, 2], [3, 4]], 5, 0.0, 0.0)
+    torch.cuda.synchronize()
+    before = final.clone()
     rig.kernels.mailbox_wait(step, stream)
     rig.kernels.combine(rig.residency.state, step, final.data_ptr(), stream)
     ended = torch.cuda.Event()

@@ -99,7 +99,7 @@ class FakeLane:
 def tiers(session: Session) -> Any:
     session.tiers = SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
         cpu_lane=FakeLane(), stager=None, lookahead=None, hold_prefill=False,
-        drop_failed_lookahead=lambda: False,
+        drain=lambda: None,
     )  # fmt: skip
     return session.tiers
 
@@ -122,15 +122,6 @@ def test_a_hung_cpu_tier_fails_the_requests_and_is_left_out(session: Session, ti
     tiers.cpu_lane.recovers = True
     started(session, request("later"))
     assert tiers.cpu_lane.enabled
-
-
-def test_a_failed_look_ahead_fails_the_requests_once(session: Session, tiers: Any) -> None:
-    answers = [True]
-    tiers.drop_failed_lookahead = lambda: bool(answers and answers.pop())
-    (failed,) = play(session, streaming(started(session, request()), 4))
-    assert isinstance(failed, Failed)
-    assert "look-ahead" in failed.error.message
-    assert play(session, streaming(started(session, request("next")), 4)) == [Tokens((4,))]
 
 
 def test_a_prompt_is_scored_without_the_cpu_tier(session: Session, tiers: Any) -> None:

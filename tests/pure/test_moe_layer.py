@@ -18,8 +18,6 @@ class Recorder:
 
     def __init__(self, capacity: int = 8) -> None:
         self.calls: list[Any] = []
-        self.device: Any = None
-        self.failed = False
         self.capacity = capacity
         self.in_prefill = self.passing = False
         self.layout = SimpleNamespace(layers=LAYERS)
@@ -34,10 +32,8 @@ class Recorder:
     def new_step(self, layer: int) -> SimpleNamespace:
         return SimpleNamespace(layer=layer, mailbox=0)
 
-    def decode_step(self, step: SimpleNamespace, before_copies: Any = None) -> None:
+    def decode_step(self, step: SimpleNamespace) -> None:
         self.calls.append(("decode_step", step.layer, step.num_picks))
-        if before_copies is not None:
-            before_copies()
 
     def begin_pass(self, *, skip_last: bool) -> None:
         self.calls.append(("begin_pass", skip_last))
@@ -169,7 +165,7 @@ def test_an_override_rewrites_the_picks_before_anybody_sees_them() -> None:
     assert recorder.taken() == [("override", 2), ("decode_step", 2, PICKS)]
 
 
-def test_a_look_ahead_waits_for_its_copies_before_the_cache_changes_and_guesses_after() -> None:
+def test_a_look_ahead_guesses_after_each_decode_step_and_is_drained_before_a_prefill() -> None:
     recorder = Recorder()
     tiers = tiers_over(recorder)
     ahead: Any = recorder
@@ -180,10 +176,10 @@ def test_a_look_ahead_waits_for_its_copies_before_the_cache_changes_and_guesses_
         routed(tiers, 0, rows)
         tiers.on_combine(0, torch.zeros(rows, HIDDEN))
         assert recorder.taken() == [
-            ("before_step",), ("decode_step", 0, rows * PICKS), ("before_copies",), ("after_step", 0),
+            ("before_step",), ("decode_step", 0, rows * PICKS), ("after_step", 0),
         ]  # fmt: skip
     tiers.on_pass(100, cache_only=False)
-    recorder.taken()
+    assert recorder.taken() == [("new_pass",), ("drain",), ("begin_pass", False)]
     routed(tiers, 0, 100)
     assert ("before_step",) not in recorder.taken()
 
@@ -196,22 +192,3 @@ def test_a_short_prompt_never_meets_the_cpu_lane(cache_only: bool, asked: bool) 
     recorder.taken()
     routed(tiers, 0, 5)
     assert (("fill",) in recorder.taken()) is asked
-
-
-def test_a_failed_look_ahead_is_closed_before_the_cache_is_emptied(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder = Recorder()
-    tiers = tiers_over(recorder)
-    assert not tiers.drop_failed_lookahead()
-    recorder.device = None
-    recorder.failed = False
-    ahead: Any = recorder
-    tiers.lookahead = ahead
-    assert not tiers.drop_failed_lookahead()
-    recorder.failed = True
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: recorder.calls.append("synchronize"))
-    assert tiers.drop_failed_lookahead()
-    assert recorder.taken() == ["synchronize", ("close",), ("forget",)]
-    assert tiers.lookahead is None
-    assert not tiers.drop_failed_lookahead()

@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 5
+#define GLM53_CUDA_ABI_VERSION 6
 #define GLM53_NUM_COUNTERS 9
 
 #ifdef __cplusplus
@@ -35,6 +35,9 @@ typedef struct {
     glm53_copy_job* jobs;   /* [256] */
     int32_t* num_jobs;      /* [1] */
     int32_t* num_cpu;       /* [1] picks that the last step posted to the CPU tier */
+    int32_t* pending;       /* [2 + 2 * 16] looked ahead and under way: count, sequence, then (key, slot) each.
+                               Such a slot is locked and owned by nobody until a step finds its copy done. */
+    uint64_t copy_box;      /* device alias of the copy box (core/copy_box.h), 0: nothing is looked ahead */
 } glm53_residency;
 
 /* One decode step of one layer. mailbox == 0: no CPU tier, misses that are not admitted stay at home. */
@@ -49,12 +52,12 @@ typedef struct {
     uint32_t sequence;
     uint32_t hidden;
     uint32_t lookahead; /* 1: picks are a guess for the next layer, best first: nothing counts as used, the
-                           copies go to the copy box at `mailbox`, and `layer` is at least 1 */
+                           copies go to the copy box, if the last ones are done, and `layer` is at least 1 */
     int32_t num_protected; /* with lookahead */
     const int64_t* picks; /* [num_picks] expert ids */
     const void* x;        /* fp16 [rows, hidden] */
     void* weights;        /* fp16 [num_picks]; picks that go to the CPU are set to 0 */
-    uint64_t mailbox;     /* device alias of the mailbox (core/mailbox.h, core/copy_box.h) */
+    uint64_t mailbox;     /* device alias of the mailbox (core/mailbox.h) */
     const int64_t* protected_picks; /* [num_protected] of layer - 1: its slots are in use and stay */
 } glm53_step;
 
@@ -91,16 +94,17 @@ int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void
 
 
 /* Look-ahead: a thread that copies what look-ahead steps post into the copy box (zeroed, pinned, at its
- * host address), on a stream of its own on the current device. */
+ * host address), on a stream of its own on the current device. Nothing ever waits for it. */
 typedef struct glm53_copier glm53_copier;
 int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm53_copier** copier);
-/* Let the stream wait until the copies of the step `sequence` are there. */
-int glm53_copier_wait(uint64_t box_alias, uint32_t sequence, void* stream);
-uint64_t glm53_copier_copies(const glm53_copier* copier);
-/* 1 once a copy failed or took seconds: its step went on without it, slots may hold other bytes. */
+/* 1 once a copy failed: from then on nothing is looked ahead. */
 int glm53_copier_failed(const glm53_copier* copier);
-/* Ends the thread and waits for its copies. */
+/* Host: wait up to `limit_ms` until all posted copies are done; 1 in `idle` if they are. */
+int glm53_copier_drain(const glm53_copier* copier, int32_t limit_ms, int32_t* idle);
+/* Ends the thread after its last copy. */
 int glm53_copier_destroy(glm53_copier* copier);
+/* Take in what the copier has done, without a step. */
+int glm53_settle(const glm53_residency* state, void* stream);
 
 #ifdef __cplusplus
 }

@@ -13,32 +13,73 @@ namespace {
 constexpr int kThreads = 256;
 static_assert(kThreads >= kMaxPicks && kMailboxPicks >= kMaxPicks);
 
-__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, glm53_copy_job& job) {
-    if (a.evicted >= 0) {
-        state.slot_of[a.evicted] = -1;
-        point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
-    }
+__device__ void vacate(const glm53_residency& state, const ClockAdmission& a) {
+    if (a.evicted < 0) return;
+    state.slot_of[a.evicted] = -1;
+    point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
+}
+
+__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, int job) {
+    vacate(state, a);
     const int64_t key = static_cast<int64_t>(layer) * state.experts + a.expert;
     state.owner[a.slot] = static_cast<int32_t>(key);
     state.slot_of[key] = a.slot;
     point_tables(state, layer, a.expert, state.slot_address[a.slot]);
-    job = {home_of(state, key), state.slot_address[a.slot]};
+    state.jobs[job] = {home_of(state, key), state.slot_address[a.slot]};
 }
 
-// Hand a look-ahead step's copies to the host thread behind the copy box; no copies are done at once.
+// Copies that the host has finished become resident; later ones stay out of everybody's way. Whole block.
+__device__ void settle(const glm53_residency& state) {
+    __shared__ int32_t arrived;
+    const int thread = threadIdx.x;
+    if (state.copy_box == 0) return;
+    if (thread == 0) {
+        const CopyBox* box = reinterpret_cast<const CopyBox*>(state.copy_box);
+        const uint32_t done = *reinterpret_cast<const volatile uint32_t*>(&box->done);
+        const bool ended = static_cast<int32_t>(done - static_cast<uint32_t>(state.pending[1])) >= 0;
+        arrived = ended ? state.pending[0] : 0;
+    }
+    __syncthreads();
+    if (thread < arrived) {
+        const int32_t key = state.pending[2 + 2 * thread], slot = state.pending[3 + 2 * thread];
+        atomicAnd(&state.locked[slot >> 5], ~(1u << (slot & 31)));
+        if (state.slot_of[key] < 0) {  // or decode brought it to another slot meanwhile
+            state.slot_of[key] = slot;
+            state.owner[slot] = key;
+            point_tables(state, key / state.experts, key % state.experts, state.slot_address[slot]);
+        }
+    }
+    __syncthreads();
+    if (thread == 0 && arrived) {
+        state.pending[0] = 0;
+        state.counters[8] += arrived;
+    }
+    __syncthreads();
+}
+
+// Hand a look-ahead step's copies to the host thread behind the copy box.
 __device__ void post_copies(const glm53_step& step, const glm53_residency& state, const ClockAdmission* admissions,
                             int admitted) {
-    CopyBox* box = reinterpret_cast<CopyBox*>(step.mailbox);
+    CopyBox* box = reinterpret_cast<CopyBox*>(state.copy_box);
     const int thread = threadIdx.x;
     if (thread < admitted) {
-        glm53_copy_job job;
-        admit(state, step.layer, admissions[thread], job);
-        box->jobs[thread] = {job.source, job.destination};
+        const ClockAdmission& a = admissions[thread];
+        const int64_t key = static_cast<int64_t>(step.layer) * state.experts + a.expert;
+        vacate(state, a);
+        state.owner[a.slot] = -1;
+        atomicOr(&state.locked[a.slot >> 5], 1u << (a.slot & 31));
+        state.pending[2 + 2 * thread] = static_cast<int32_t>(key);
+        state.pending[3 + 2 * thread] = a.slot;
+        box->jobs[thread] = {home_of(state, key), state.slot_address[a.slot]};
     }
-    if (thread == 0) box->count = admitted;
+    if (thread == 0) {
+        state.pending[0] = admitted;
+        state.pending[1] = static_cast<int32_t>(step.sequence);
+        box->count = admitted;
+    }
     __threadfence_system();
     __syncthreads();
-    if (thread == 0) *reinterpret_cast<volatile uint32_t*>(admitted ? &box->posted : &box->done) = step.sequence;
+    if (thread == 0 && admitted) *reinterpret_cast<volatile uint32_t*>(&box->posted) = step.sequence;
 }
 
 // Picks whose expert is neither resident nor admitted: their rows and weights go to the mailbox,
@@ -98,6 +139,8 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
     const int thread = threadIdx.x;
     const int64_t base = static_cast<int64_t>(step.layer) * state.experts;
 
+    settle(state);
+    if (step.lookahead && state.pending[0] != 0) return;  // the last copies are still under way
     for (int w = thread; w < words; w += kThreads) {
         referenced[w] = state.referenced[w];
         busy[w] = state.locked[w];
@@ -124,13 +167,11 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
     __syncthreads();
     if (thread == 0) {
         int32_t hand = *state.hand;
-        const bool shared = step.mailbox && !step.lookahead;
-        const ClockPolicy policy = {step.admit_limit, shared ? step.gpu_share : 1.0f, step.dither};
+        const ClockPolicy policy = {step.admit_limit, step.mailbox ? step.gpu_share : 1.0f, step.dither};
         result = clock_step(expert, resident, step.num_picks, state.experts, referenced, busy, state.owner,
                             state.slots, &hand, policy, heat, admissions);
         *state.hand = hand;
     }
-    if (thread == 0 && step.lookahead) state.counters[8] += result.admitted;
     if (thread == 0 && !step.lookahead) {
         *state.num_jobs = result.admitted;
         uint64_t* counters = state.counters;
@@ -146,21 +187,28 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
     for (int w = thread; w < words; w += kThreads) state.referenced[w] = referenced[w];
     if (step.lookahead) return post_copies(step, state, admissions, result.admitted);
     if (step.mailbox) post(step, state, expert, resident, admissions, result.admitted);
-    if (thread < result.admitted) admit(state, step.layer, admissions[thread], state.jobs[thread]);
+    if (thread < result.admitted) admit(state, step.layer, admissions[thread], thread);
 }
+
+__global__ void settle_only(const glm53_residency state) { settle(state); }
 
 }  // namespace
 }  // namespace glm53
+
+extern "C" int glm53_settle(const glm53_residency* state, void* stream) {
+    glm53::settle_only<<<1, glm53::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*state);
+    return glm53::check_launch("glm53_settle");
+}
 
 extern "C" int glm53_cache_step(const glm53_residency* state, const glm53_step* step, void* stream) {
     using namespace glm53;
     if (step->size != sizeof(glm53_step)) return fail("glm53_cache_step", "step has another size");
     if (step->num_picks < 0 || step->num_picks > kMaxPicks) return fail("glm53_cache_step", "num_picks out of range");
     if (step->layer < 0 || step->layer >= state->layers) return fail("glm53_cache_step", "layer out of range");
-    if (step->lookahead && (!step->mailbox || step->layer < 1 || step->admit_limit > kCopyJobs ||
+    if (step->lookahead && (!state->copy_box || step->layer < 1 || step->admit_limit > kCopyJobs ||
                             step->num_protected < 0 || step->num_protected > kMaxPicks))
         return fail("glm53_cache_step", "a look-ahead needs a copy box, a layer before it, and a small limit");
-    if (!step->lookahead && step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
+    if (step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
                           step->num_picks / step->per_row > kMailboxRows))
         return fail("glm53_cache_step", "rows do not fit the mailbox");
     const size_t shared = 2 * sizeof(uint32_t) * ((state->slots + 31) / 32);

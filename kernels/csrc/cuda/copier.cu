@@ -10,7 +10,6 @@
 #include "../core/copy_box.h"
 #include "abi_cuda.h"
 #include "check.cuh"
-#include "wait_value.h"
 
 namespace glm53 {
 namespace {
@@ -19,40 +18,28 @@ constexpr int kPollsBeforeNap = 200'000;  // some milliseconds: longer than a la
 constexpr int kNapsBeforeSleep = 20'000;  // about a second
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kSleep = std::chrono::milliseconds(1);
-constexpr auto kTick = std::chrono::milliseconds(50);
-constexpr uint32_t kPatienceTicks = 60;
 
 }  // namespace
 }  // namespace glm53
 
-// Whatever waits for `done` is released by the processor, never by something in the copy stream: streams
-// share the card's queues, and in the same queue that would come behind the very wait it is to end.
+// No stream waits for these copies: loading a module may stop this thread's calls until the card is idle,
+// and streams share the card's queues, so a waiting stream could wait for ever.
 struct glm53_copier {
     glm53::CopyBox* box;
     uint64_t record_bytes;
     int device;
     cudaStream_t stream = nullptr;
-    std::atomic<uint64_t> copies{0};
     std::atomic<bool> failed{false}, stopping{false};
-    std::thread server, watchdog;
-
-    // A step that was given up is done already; its late end must not move `done` back.
-    void finish(uint32_t sequence) {
-        uint32_t seen = __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
-        while (static_cast<int32_t>(sequence - seen) > 0 &&
-               !__atomic_compare_exchange_n(&box->done, &seen, sequence, false, __ATOMIC_RELEASE, __ATOMIC_ACQUIRE)) {
-        }
-    }
+    std::thread thread;
 
     void copy(uint32_t sequence) {
         const uint32_t count = box->count < glm53::kCopyJobs ? box->count : glm53::kCopyJobs;
         for (uint32_t i = 0; i < count; ++i) {
             const glm53::CopyJob& job = box->jobs[i];
-            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) failed.store(true);
+            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) return failed.store(true);
         }
-        if (cudaStreamSynchronize(stream) != cudaSuccess) failed.store(true);
-        finish(sequence);
-        copies += count;
+        if (cudaStreamSynchronize(stream) != cudaSuccess) return failed.store(true);
+        __atomic_store_n(&box->done, sequence, __ATOMIC_RELEASE);
     }
 
     void serve() {
@@ -76,23 +63,8 @@ struct glm53_copier {
         }
     }
 
-    // Without the right bytes a step is lost, but nobody may wait for ever: the engine looks at `failed`.
-    // Ticks are counted, not time: a stopped process is no hang.
-    void watch() {
-        uint32_t stuck_at = 0, ticks = 0;
-        while (!stopping.load(std::memory_order_relaxed)) {
-            std::this_thread::sleep_for(glm53::kTick);
-            const uint32_t posted = __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE);
-            const uint32_t done = __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
-            if (static_cast<int32_t>(posted - done) <= 0 || done != stuck_at) {
-                stuck_at = done;
-                ticks = 0;
-            } else if (++ticks >= (failed.load() ? 1 : glm53::kPatienceTicks)) {
-                ticks = 0;
-                failed.store(true);
-                finish(posted);
-            }
-        }
+    bool all_done() const {
+        return __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE) == __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
     }
 };
 
@@ -111,8 +83,7 @@ extern "C" int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm
     sigset_t all, before;  // signals belong to the threads that expect them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    made->server = std::thread([made] { made->serve(); });
-    made->watchdog = std::thread([made] { made->watch(); });
+    made->thread = std::thread([made] { made->serve(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     *copier = made;
     return 0;
@@ -121,17 +92,18 @@ extern "C" int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm
 extern "C" int glm53_copier_destroy(glm53_copier* copier) {
     using namespace glm53;
     copier->stopping.store(true);
-    copier->server.join();
-    copier->watchdog.join();
+    copier->thread.join();
     const int status = check(cudaStreamSynchronize(copier->stream), "cudaStreamSynchronize") |
                        check(cudaStreamDestroy(copier->stream), "cudaStreamDestroy");
     delete copier;
     return status;
 }
 
-extern "C" int glm53_copier_wait(uint64_t box_alias, uint32_t sequence, void* stream) {
-    return glm53::stream_wait(stream, box_alias + offsetof(glm53::CopyBox, done), sequence, "glm53_copier_wait");
-}
-
-extern "C" uint64_t glm53_copier_copies(const glm53_copier* copier) { return copier->copies.load(); }
 extern "C" int glm53_copier_failed(const glm53_copier* copier) { return copier->failed.load(); }
+
+extern "C" int glm53_copier_drain(const glm53_copier* copier, int32_t limit_ms, int32_t* idle) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
+    while (!(*idle = copier->all_done()) && !copier->failed.load() && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(glm53::kNap);
+    return 0;
+}

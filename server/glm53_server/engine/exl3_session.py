@@ -171,12 +171,6 @@ class Session:
             )
         results = self._generator.iterate()
         self._refresh_stats()
-        if self.tiers is not None and self.tiers.drop_failed_lookahead():
-            return self._fail_all(
-                EngineError(
-                    "copies of the look-ahead did not arrive; the engine goes on without it"
-                )
-            )
         if self._lane_failed():
             return self._fail_all(
                 EngineError("the CPU tier did not answer in time; the engine goes on without it")
@@ -224,6 +218,7 @@ class Session:
         if lane is not None and not lane.enabled:
             lane.recover()
         if stager is not None and stager.given_up:
+            self.tiers.drain()
             take_back(stager, self.loaded.device)
 
     def out_of_memory(self) -> EngineError:

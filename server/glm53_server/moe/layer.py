@@ -64,6 +64,7 @@ class ExpertTiers:
             return
         stager.end_pass()
         if rows > DECODE_ROWS:
+            self.drain()
             wanted = self._stage_rows if not stager.in_prefill else self._stage_rows // 4
             if rows >= wanted and stager.capacity:
                 stager.begin_pass(skip_last=cache_only)
@@ -79,16 +80,10 @@ class ExpertTiers:
         if self.verify_each_step:
             self.residency.verify()
 
-    def drop_failed_lookahead(self) -> bool:
-        """Go on without a look-ahead whose copies failed, and with an empty cache: True if that was so."""
-        ahead = self.lookahead
-        if ahead is None or not ahead.failed:
-            return False
-        self.lookahead = None
-        torch.cuda.synchronize(self.residency.device)
-        ahead.close()  # late copies have arrived after this
-        self.residency.forget()
-        return True
+    def drain(self) -> None:
+        """Wait for copies that were looked ahead, before slots are given away or memory moves."""
+        if self.lookahead is not None:
+            self.lookahead.drain()
 
     def on_route(
         self, layer: int, picks: torch.Tensor, weights: torch.Tensor, x: torch.Tensor
@@ -107,10 +102,8 @@ class ExpertTiers:
             step.mailbox = 0
             if self.cpu_lane is not None and not self._prefilling:
                 self.cpu_lane.fill(step, x, weights)
-            if ahead is None:
-                self.residency.decode_step(step)
-            else:
-                self.residency.decode_step(step, ahead.before_copies)
+            self.residency.decode_step(step)
+            if ahead is not None:
                 ahead.after_step(layer, x, picks)
         elif self.stager is not None and self.stager.passing:
             self.stager.before_layer(layer)

@@ -1,12 +1,14 @@
 """Look one layer ahead: while a layer's kernels and the next one's attention run, the link is idle, so
 the experts that the next router would pick for this layer's input are copied then.
 
-A guess moves bytes, never results: a wrong one costs a slot and idle link time. The guess and the
-decision run on a side stream; the copies are the copy engine's, so that they take no place on the GPU.
+A guess moves bytes, never results: a wrong one costs a slot and idle link time, and a late one is read
+in place like any other miss. The guess and the decision run on a side stream; the copies are the copy
+engine's, so that they take no place on the GPU. No stream waits for them: the next step that finds them
+done takes them in.
 
-    compute  cache_step(l)  wait copies(l)  gather(l)          experts(l)  attention(l+1)
-    side     guess(l+1)                               decide
-    copies                                                   l+1 ...................
+    compute  cache_step(l)  gather(l)          experts(l)  attention(l+1)  cache_step(l+1)
+    side     guess(l+1)               decide
+    copies                                   l+1 .................
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
 AUTO = -1
 MOST_COPIES = 4
 PACE_EVERY = 128  # steps between two looks at how long the link is idle
-SLACK = 0.3  # of a copy may outlast the idle time: it delays the next layer's copies by no more
+SLACK = 0.3  # of a copy may outlast the idle time
+DRAIN_MS = 3000
 
 
 def copies_that_fit(idle_s: float, copy_s: float) -> int:
@@ -57,22 +60,20 @@ class Lookahead:
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self._map = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._alias = self._kernels.host_register(self._box, len(self._map))
+        residency.state.copy_box = self._kernels.host_register(self._box, len(self._map))
         self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
         self._sequence = 0
         self._decided_for: int | None = None
-        self._copied_for: int | None = None
         self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
         if self._auto:
             self.copy_s = measured_copy_s(residency)
 
     def new_pass(self) -> None:
         """A forward pass begins: take in what a broken-off pass left behind, and now and then the pace."""
+        timed, self._timed = self._timed, None
         self.before_step()
-        self.before_copies()
         if not self._auto:
             return
-        timed, self._timed = self._timed, None
         if timed and all(end.query() for _, end in timed):
             self.idle_s = sum(a.elapsed_time(b) for a, b in timed) / 1e3 / len(timed)
             self.limit = copies_that_fit(self.idle_s, self.copy_s)
@@ -82,8 +83,16 @@ class Lookahead:
 
     @property
     def failed(self) -> bool:
-        """True once a copy failed or took seconds: steps went on without it, slots may hold other bytes."""
+        """True once a copy failed: nothing is looked ahead any more."""
         return self._kernels.copier_failed(self._copier)
+
+    def drain(self) -> None:
+        """Wait for the copies under way and take them in. Waits for the device."""
+        self.before_step()
+        compute = torch.cuda.current_stream(self._residency.device)
+        compute.synchronize()
+        self._kernels.copier_drain(self._copier, DRAIN_MS)
+        self._kernels.settle(self._residency.state, compute.cuda_stream)
 
     def before_step(self) -> None:
         """The compute stream is about to read or change residency: wait for the last decision."""
@@ -91,15 +100,9 @@ class Lookahead:
         if self._decided_for is not None:
             compute.wait_event(self._decided)
             self._decided_for = None
-        self._routed.record(compute)
-
-    def before_copies(self) -> None:
-        """The compute stream is about to fill slots or to read them: wait for the copies under way."""
         if self._timed:
-            self._timed[-1][1].record(torch.cuda.current_stream(self._residency.device))
-        if self._copied_for is not None:
-            self._kernels.copier_wait(self._alias, self._sequence, self._residency.stream())
-            self._copied_for = None
+            self._timed[-1][1].record(compute)
+        self._routed.record(compute)
 
     def after_step(self, layer: int, x: torch.Tensor, picks: torch.Tensor) -> None:
         """This layer's copies are enqueued: guess and copy for the next layer beside its kernels.
@@ -124,18 +127,19 @@ class Lookahead:
             self._stream.wait_event(self._gathered)
             self._decide(self._steps[following], guessed, picks)
             self._decided.record(self._stream)
-        self._decided_for = self._copied_for = following
+        self._decided_for = following
 
     def _decide(self, step: StepStruct, guessed: torch.Tensor, picks: torch.Tensor) -> None:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         step.lookahead = 1
-        step.mailbox, step.sequence, step.admit_limit = self._alias, self._sequence, self.limit
+        step.sequence, step.admit_limit = self._sequence, self.limit
         step.picks, step.num_picks = guessed.data_ptr(), guessed.numel()
         step.protected_picks, step.num_protected = picks.data_ptr(), picks.numel()
         self._kernels.cache_step(self._residency.state, step, self._stream.cuda_stream)
 
     def close(self) -> None:
         """End the copy thread. The GPU must have no step in flight."""
+        self._residency.state.copy_box = 0
         self._kernels.copier_destroy(self._copier)
         self._kernels.host_unregister(self._box)
 

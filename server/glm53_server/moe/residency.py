@@ -7,12 +7,19 @@ tables, so no slot can be overwritten while an earlier kernel still reads it. No
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from glm53_kernels.cuda import COUNTERS, MAX_PICKS, CudaKernels, ResidencyStruct, StepStruct
+from glm53_kernels.cuda import (
+    COUNTERS,
+    MAX_COPIES,
+    MAX_PICKS,
+    CudaKernels,
+    ResidencyStruct,
+    StepStruct,
+)
 from glm53_server.moe.arena import ExpertArena
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -60,6 +67,7 @@ class Residency:
             "jobs": zeros(2 * MAX_PICKS, torch.int64),
             "num_jobs": zeros(1, torch.int32),
             "num_cpu": zeros(1, torch.int32),
+            "pending": zeros(2 + 2 * MAX_COPIES, torch.int32),
         }
         self.slot_of = self._arrays["slot_of"]
         self.owner = self._arrays["owner"]
@@ -88,20 +96,13 @@ class Residency:
         """The compute stream: the one exllamav3 launches on."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
-    def decode_step(
-        self, step: StepStruct, before_copies: Callable[[], None] | None = None
-    ) -> None:
-        """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts.
-
-        before_copies() is called between the two, to let the stream wait for other copies.
-        """
+    def decode_step(self, step: StepStruct) -> None:
+        """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts."""
         stream = self.stream()
         step.admit_limit = self.admit_limit if self.slots else 0
         self.kernels.cache_step(self.state, step, stream)
         if not self.slots:
             return
-        if before_copies is not None:
-            before_copies()
         if self.gather_times is None:
             self._gather(stream)
             return
@@ -131,14 +132,6 @@ class Residency:
         """Empty a slot range and lock or unlock it."""
         if count:
             self.kernels.slots_evict(self.state, first, count, lock=lock, stream=self.stream())
-
-    def forget(self) -> None:
-        """Empty every slot; locked ones stay locked."""
-        with torch.inference_mode():
-            self.owner.fill_(-1)
-            self.slot_of.fill_(-1)
-            self._arrays["referenced"].zero_()
-            self.rebuild(0, self.layout.layers)
 
     def adopt(self, first: int, keys: torch.Tensor) -> None:
         """Declare the contents of slots from `first` on: keys int32 [n] on the device, -1 skips."""
