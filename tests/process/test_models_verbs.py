@@ -296,7 +296,7 @@ def test_an_interrupted_download_goes_on_where_it_was(shell, hub, number, code):
     started = time.monotonic()
     done = shell("models", "pull", "--yes")
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     [span] = [
         span for _, path, span in hub.requests if path == f"/data/{WEIGHTS}" and span != "bytes=0-0"
     ]
