@@ -12,16 +12,25 @@ COMMIT_FILE = ".commit"
 def commit(root: Path = ROOT) -> str | None:
     """The checkout's commit, with "-dirty" when files differ; None for an installed package.
 
-    A tree that was copied somewhere without its .git may hold the answer in a file `.commit`.
+    A file `.commit` counts first: whoever copies a tree to another machine writes it there, where .git
+    is missing or that of an older copy. git ignores it, so that none travels by accident.
     """
-    if (root / ".git").exists():
-        line = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
-        try:
-            done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=20)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() or None
+    return _from_file(root / COMMIT_FILE) or _from_git(root)
+
+
+def _from_file(path: Path) -> str | None:
     try:
-        return (root / COMMIT_FILE).read_text(encoding="utf-8").strip() or None
+        return path.read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
+
+
+def _from_git(root: Path) -> str | None:
+    if not (root / ".git").exists():
+        return None  # and not that of a folder above, which is another project's
+    line = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

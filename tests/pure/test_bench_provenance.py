@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from glm53ctl.bench.provenance import commit
 
 
-def test_a_checkout_says_its_commit_and_whether_files_differ(tmp_path):
+def make_checkout(folder: Path) -> None:
     def git(*words: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@localhost", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
     git("init", "-q")
-    (tmp_path / "file").write_text("one")
+    (folder / "file").write_text("one")
     git("add", "file")
     git("commit", "-q", "-m", "one")
+
+
+def test_a_checkout_says_its_commit_and_whether_files_differ(tmp_path):
+    make_checkout(tmp_path)
     found = commit(tmp_path)
     assert found is not None
     assert len(found) >= 7
@@ -27,3 +32,14 @@ def test_a_copied_tree_may_bring_its_commit_in_a_file(tmp_path):
     assert commit(tmp_path) is None
     (tmp_path / ".commit").write_text("76a1441\n")
     assert commit(tmp_path) == "76a1441"
+
+
+def test_the_file_counts_where_the_copied_git_folder_is_older_than_the_files(tmp_path):
+    make_checkout(tmp_path)
+    (tmp_path / "file").write_text("of a later commit")
+    (tmp_path / ".commit").write_text("c1c8243\n")
+    assert commit(tmp_path) == "c1c8243"
+    (tmp_path / ".commit").write_text("\n")
+    found = commit(tmp_path)
+    assert found is not None
+    assert found.endswith("-dirty"), "an empty file says nothing"
