@@ -179,6 +179,8 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         body["fast_c4_over_c1"] = round(body["fast_c4"]["tok_per_s"] / fast, 3)
         log("fast / exact C1", body["fast_over_exact_c1"], "timeouts", body["timeouts"])
         torch.cuda.synchronize()
+        if ahead is not None:
+            ahead.close()
         lane.close()
     return body
 

@@ -201,6 +201,7 @@ def main() -> None:
         log(lane.stats())
         body["fast_ahead_trace"] = traced(generator, trace, "fast-ahead", args.out, keep=True)
         torch.cuda.synchronize()
+        ahead.close()
         lane.close()
     save("decode-trace", body, args.out)
 

@@ -23,7 +23,7 @@ from glm53_server.engine.cpu_generate import generate
 from glm53_server.engine.cpu_grammar import GrammarCompiler
 from glm53_server.engine.cpu_model import CpuModel, Progress, load_model
 from glm53_server.engine.cpu_worker import Worker
-from glm53_server.engine.jobs import Bounds, Job
+from glm53_server.engine.jobs import Bounds, Ending, Job
 from glm53ctl.checkpoint import Checkpoint, facts, open_checkpoint
 from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
 from glm53ctl.plan import Plan
@@ -53,6 +53,7 @@ class CpuEngine:
             max_running=info.max_batch,
             threads=torch_threads,
         )
+        self._ending = Ending(self._end)
 
     @property
     def info(self) -> EngineInfo:
@@ -110,6 +111,9 @@ class CpuEngine:
         }
 
     async def close(self) -> None:
+        await self._ending.wait()
+
+    async def _end(self) -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))

@@ -27,7 +27,7 @@ from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, l
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
 from glm53_server.engine.exl3_worker import Exl3Worker
-from glm53_server.engine.jobs import Bounds, Job
+from glm53_server.engine.jobs import Bounds, Ending, Job
 from glm53_server.moe.arena import PinRefused
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
@@ -81,6 +81,7 @@ class Exl3Engine:
         self._info = info
         self._bounds = Bounds(info.vocab_size, info.context_tokens)
         self._worker = Exl3Worker(session)
+        self._ending = Ending(self._end)
         self._started = time.monotonic()
 
     @property
@@ -151,6 +152,9 @@ class Exl3Engine:
         return body
 
     async def close(self) -> None:
+        await self._ending.wait()
+
+    async def _end(self) -> None:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,3 +121,18 @@ class Counters:
             return 0.0
         span_s = recent[-1][0] - recent[0][0]
         return sum(tokens for _, tokens in recent[1:]) / span_s if span_s > 0 else 0.0
+
+
+class Ending:
+    """An end that several callers ask for: it happens once, and all of them wait for it. One loop."""
+
+    def __init__(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._end = end
+        self._task: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._end())
+        if self._task.done():
+            return self._task.result()
+        return await asyncio.shield(self._task)  # a caller that gives up must not stop it
