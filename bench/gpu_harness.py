@@ -137,7 +137,7 @@ def machine() -> dict[str, object]:
         capture_output=True,
         text=True,
         check=False,
-    ).stdout.strip()
+    ).stdout.partition("\n")[0]  # a line per card, all the same
     memory = next(
         line
         for line in Path("/proc/meminfo").read_text().splitlines()

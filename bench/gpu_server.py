@@ -35,7 +35,7 @@ from glm53ctl import plan as plans  # noqa: E402
 from glm53ctl.bench import target as targets  # noqa: E402
 from glm53ctl.bench.run import Bench, Sizes  # noqa: E402
 from glm53ctl.bench.target import Target  # noqa: E402
-from glm53ctl.env import Environ  # noqa: E402
+from glm53ctl.env import Environ, Settings  # noqa: E402
 from glm53ctl.plan import Plan  # noqa: E402
 from glm53ctl.probes import machine  # noqa: E402
 from glm53ctl.probes.system import this_system  # noqa: E402
@@ -67,7 +67,10 @@ def write_tokenizer(into: Path) -> None:
 
 
 def make_plan(args: argparse.Namespace, folder: Path) -> Plan:
-    """A plan for this machine. Mode "scripted" is for a trial without a GPU."""
+    """A plan for this machine, with the settings' defaults as `glm53ctl up` has them.
+
+    Mode "scripted" is for a trial without a GPU.
+    """
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     cpu = plans.CpuPlan(args.threads or max(1, len(cpus) - 2), cpus)
     listen = plans.ListenPlan(port=free_port())
@@ -79,9 +82,10 @@ def make_plan(args: argparse.Namespace, folder: Path) -> Plan:
     load_format = "dummy" if args.layers == 45 else f"dummy:layers={args.layers}"
     model = plans.ModelPlan(str(folder / "tokenizer"), f"dummy-{args.layers}", 32768, load_format)
     gpus = machine.probe(this_system(Environ.current())).gpus
+    defaults = Settings()
     gpu = plans.GpuPlan(
-        gpus[0].uuid if gpus else "none", gpus[0].name if gpus else "none",
-        reserve_bytes=GIB, elastic_bytes=10 * GIB, stage_bytes=int(2.6 * GIB),
+        gpus[0].uuid if gpus else "none", gpus[0].name if gpus else "none", reserve_bytes=GIB,
+        elastic_bytes=defaults.vram_elastic_bytes, stage_bytes=defaults.vram_stage_bytes,
         vram_limit_bytes=int(args.vram_gib * GIB), lookahead_experts=args.lookahead,
     )  # fmt: skip
     limits = plans.LimitsPlan(max_batch=4, cache_tokens=36864, chunk_tokens=args.chunk)
@@ -148,16 +152,17 @@ def memory_of(pid: int) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in found}
 
 
-def main() -> int:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    defaults = Settings()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mode", choices=("exact", "fast", "scripted"), default="exact")
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--layers", type=int, default=45)
-    parser.add_argument("--chunk", type=int, default=4096)
+    parser.add_argument("--chunk", type=int, default=defaults.chunk_tokens)
     parser.add_argument("--threads", type=int, help="of the CPU tier and of loading (all but two)")
-    parser.add_argument("--lookahead", type=int, default=0)
+    parser.add_argument("--lookahead", type=int, default=defaults.lookahead_experts)
     parser.add_argument("--prefill", type=int, nargs="*", default=[128, 2048, 8192])
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--tokens", type=int, default=96, help="per answer")
@@ -168,7 +173,11 @@ def main() -> int:
         "--no-measure", action="store_true", help="do not measure the machine first"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
-    args = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         plan = make_plan(args, Path(name))
