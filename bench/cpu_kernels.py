@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -193,6 +194,7 @@ def report(
         "what": "cpu_kernels",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": provenance.commit(),
+        "command": shlex.join(["python3", *sys.argv]),
         "library": CpuKernels().build_id,
         "cpu": cpuinfo.get_cpu_info().get("brand_raw", "unknown"),
         "cpus": len(os.sched_getaffinity(0)),

@@ -70,6 +70,8 @@ def _head(result: Result) -> Iterator[str]:
     yield "<h1>Bench of one glm53ctl server</h1>"
     yield f'<p class="soft">{escape(served_words(result))}</p>'
     yield f'<p class="soft">{escape(machine_words(result))}</p>'
+    if result.note:
+        yield f'<p class="soft">{escape(result.note)}</p>'
     places = "".join(f"<li>{escape(place)}</li>" for place in judged.where)
     yield (
         f'<div class="verdict {_TONES.get(judged.name, "bad")}"><b>{escape(judged.name)}</b> '

@@ -69,6 +69,7 @@ class Result:
     samples: tuple[Facts, ...] = ()
     taints: tuple[str, ...] = ()
     commit: str | None = None  # of the checkout that measured, when it is one
+    note: str | None = None  # what a reader must know besides; written by hand
     schema: str = SCHEMA
 
     def to_json(self) -> str:

@@ -109,4 +109,5 @@ def markdown(result: Result, changed: list[Change] | None) -> str:
         )
     lines += ["", f"{machine_words(result)}  ", f"{served_words(result)}  ", f"`{result.command}`"]
     lines += [f"- tainted: {text}" for text in result.taints]
+    lines += [f"- {result.note}"] if result.note else []
     return "\n".join(lines)

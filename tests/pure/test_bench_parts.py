@@ -348,6 +348,12 @@ def test_the_table_and_the_markdown_carry_figures_machine_and_command():
     assert "`glm53ctl bench`" in block
 
 
+def test_a_note_is_shown_wherever_the_figures_are():
+    noted = replace(make(), note="Another <program> ran.")
+    assert "Another &lt;program&gt; ran." in report.page(noted)
+    assert "- Another <program> ran." in text.markdown(noted, None)
+
+
 def test_png_files_are_written_light_and_dark(tmp_path):
     pytest.importorskip("matplotlib")
     found = png_files.write(charting.charts(make())[:1], tmp_path)

@@ -133,6 +133,34 @@ def test_of_two_files_with_the_same_row_the_later_one_counts(figures, tmp_path):
     assert "of 20 |" not in table
 
 
+def test_cpu_kernels_of_two_machines_are_rows_of_their_own(figures, tmp_path):
+    """The clock's rates count only where the cores were free."""
+
+    def kernels(name: str, cpu: str, load: float) -> None:
+        rates = [
+            {"arm": arm, "threads": threads, "gb_s_median": threads * 2.0, "gb_s_per_core_median": 3.0}
+            for arm in ("avx2 exact", "avx2 fast", "memory read")
+            for threads in (1, 2)
+        ]  # fmt: skip
+        body = {
+            "what": "cpu_kernels", "when": "2030-01-02T10:00:00+00:00", "cpu": cpu, "cpus": 4,
+            "load_average_1min": load, "expert": {"bits": 3}, "rates": rates,
+        }  # fmt: skip
+        (tmp_path / f"2030-01-02-{name}.json").write_text(json.dumps(body))
+
+    kernels("cpu-kernels", "AMD Example", 7.2)
+    kernels("cpu-kernels-other-host", "Intel(R) Example(TM) Processor", 1.0)
+    table = figures.table(figures.newest(tmp_path))
+    own = "one core by its own time: expert weights at 3 bits | 3.0 GB/s"
+    assert f"| CPU kernels, AVX2, AMD Example, {own} | 1 |" in table
+    assert f"| CPU kernels, AVX2, Intel Example, {own} | 2 |" in table
+    assert (
+        "Intel Example, 2 threads: expert weights at 3 bits, beside a plain read of memory" in table
+    )
+    assert "| 4.0 beside 4.0 GB/s | 2 |" in table
+    assert "AMD Example, 2 threads" not in table
+
+
 def test_bit_identity_is_counted_not_claimed(figures, tmp_path):
     checks = [{"check": "a", "bit_identical": True}, {"check": "b", "bit_identical": False}]
     write(tmp_path, "2030-01-02", "exact-bits", checks=checks)
