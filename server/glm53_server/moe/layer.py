@@ -43,6 +43,9 @@ class ExpertTiers:
         self.stager = stager
         self.cpu_lane = cpu_lane
         self.lookahead: Lookahead | None = None
+        self.recorder: RouteOverride | None = (
+            None  # sees the picks of decode steps, changes nothing
+        )
         self.heat_file: Path | None = None
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False
@@ -93,6 +96,8 @@ class ExpertTiers:
         if self._route_override is not None:
             self._route_override(layer, picks)
         if picks.shape[0] <= DECODE_ROWS:
+            if self.recorder is not None and not self._prefilling:
+                self.recorder(layer, picks)
             ahead = self.lookahead
             if ahead is not None:
                 ahead.before_step()

@@ -114,3 +114,40 @@ class RoutingTrace:
         if layer == 0:
             self._step = (self._step + 1) % self._spec.steps
         picks.copy_(self.decode[self._step, layer, :rows])
+
+
+class RoutingRecorder:
+    """Keeps the picks of decode steps with exactly `streams` rows, on the device, until `steps` are full.
+
+    The result is what bench/replay_policies.py reads: int16 [steps, layers, streams, picks].
+    """
+
+    def __init__(self, steps: int, layers: int, streams: int) -> None:
+        self._shape = (steps, layers, streams)
+        self._picks: torch.Tensor | None = None
+        self._step = -1
+        self._wanted = False
+
+    def __call__(self, layer: int, picks: torch.Tensor) -> None:
+        """picks int64 [rows, picks] of one layer; layer 0 begins a step."""
+        if layer == 0:
+            self._wanted = picks.shape[0] == self._shape[2]
+            self._step += self._wanted
+        if not self._wanted or self.full:
+            return
+        if self._picks is None:
+            shape = (*self._shape, picks.shape[1])
+            self._picks = torch.full(shape, -1, dtype=torch.int16, device=picks.device)
+        self._picks[self._step, layer].copy_(picks)
+
+    @property
+    def full(self) -> bool:
+        """True when a step came that has no room any more."""
+        return self._step >= self._shape[0]
+
+    def recorded(self) -> torch.Tensor:
+        """The whole steps so far, on the host. Waits for the device. Raises ValueError without any."""
+        if self._picks is None:
+            raise ValueError(f"no decode step with {self._shape[2]} streams was seen")
+        found = self._picks[: self._step + 1].cpu()
+        return found[(found >= 0).flatten(1).all(1)]
