@@ -27,7 +27,7 @@ from cache_policies import Policy
 from replay_arms import ARMS, belady
 
 from glm53_server.moe.routing_trace import TraceSpec, make_decode_trace, popularity_sigma
-from glm53_server.moe.split import LaneCosts, balanced, balanced_share
+from glm53_server.moe.split import LaneCosts, balanced
 from glm53ctl.checkpoint import FLASH
 
 WARM_UP_STEPS = 64
@@ -83,6 +83,15 @@ class Rules:
     split: str = "whole"
     limit: int = 1 << 20
     background: int = 0
+
+
+def balanced_share(costs: LaneCosts, misses: float, hits: float) -> float:
+    """The split that was: the share of the misses for which both lanes would end together."""
+    if misses <= 0:
+        return 1.0
+    spare = costs.fixed_s - costs.kernels_s - hits * costs.hit_s
+    on_link = (misses * costs.cpu_s + spare) / (costs.link_s + costs.cpu_s)
+    return min(1.0, max(0.0, on_link / misses))
 
 
 def lane_s(costs: LaneCosts, hits: int, link: int, cpu: int) -> float:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 TRACK = 0.05  # weight of a new measurement
 HYSTERESIS = 0.02  # the share moves only when it differs by more
-GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,6 @@ class LaneCosts:
     fixed_s: float
     hit_s: float = 0.0
     kernels_s: float = 0.0
-
-
-def balanced_share(costs: LaneCosts, misses: float, hits: float) -> float:
-    """Share of the misses that the link takes so that both lanes end together, in [0, 1]."""
-    if misses <= 0:
-        return 1.0
-    spare = costs.fixed_s - costs.kernels_s - hits * costs.hit_s
-    on_link = (misses * costs.cpu_s + spare) / (costs.link_s + costs.cpu_s)
-    return min(1.0, max(0.0, on_link / misses))
 
 
 def balanced(costs: LaneCosts, hits: float = 0.0) -> tuple[float, float]:
@@ -110,8 +100,3 @@ def track(state: SplitState, sample: LaneSample) -> SplitState:
     if max(abs(share - state.share), abs(offset - state.offset)) <= HYSTERESIS:
         share, offset = state.share, state.offset
     return SplitState(costs, share, offset, misses, hits)
-
-
-def dither(call: int) -> float:
-    """A low-discrepancy sequence in [0, 1): fractions of an expert average out over layers."""
-    return (call * GOLDEN) % 1.0
