@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from glm53ctl.bench.text import model_words
+
 ISAS = {"avx2": "AVX2", "avx512": "AVX-512", "scalar": "scalar"}
 LONG_SOAK_REQUESTS = 1000  # shorter runs are for the overhead only
 Facts = dict[str, Any]
@@ -190,8 +192,7 @@ def _supervise_soak(body: Facts) -> Rows:
 
 def _bench(body: Facts) -> Rows:
     served, sweep = body["served"], body.get("sweep") or {}
-    model = re.sub(r"^dummy-(\d+)$", r"random weights, \1 layers", str(served["model"]))
-    where = f"server over HTTP, {served['mode']} mode, {model}"
+    where = f"server over HTTP, {served['mode']} mode, {model_words(served['model'])}"
     if body.get("panel"):
         yield f"{where}: verdict of `glm53ctl bench`", str(body["verdict"]["name"])
     decode = {n[1:]: one for n, one in (sweep.get("decode") or {}).items() if n[1:].isdigit()}

@@ -13,6 +13,7 @@ from glm53ctl.bench.chart import Band, Chart, Series
 from glm53ctl.bench.result import Facts, Result
 
 WINDOW_S = 2.0
+WINDOW_STEPS = 10  # fewer say more about when the server counted than about the tiers
 
 
 def charts(result: Result) -> list[Chart]:
@@ -136,8 +137,8 @@ def _lanes(result: Result) -> Chart | None:
         "lanes", "Lane times per MoE layer", "line", "seconds since the bench began",
         "ms per layer of a decode step",
         tuple(Series(name, *_columns(points)) for name, points in named if points),
-        note="both lanes run at the same time; the rest is attention, routing and VRAM" if cpu
-        else "the rest is attention, routing and VRAM",
+        note=f"{'both lanes run at the same time; ' if cpu else ''}the rest is attention, routing and"
+        " VRAM; peaks of the whole step: a prompt was read too",
     )  # fmt: skip
 
 
@@ -160,14 +161,16 @@ def _middle(a: Facts, b: Facts) -> float:
 def _windows(
     samples: tuple[Facts, ...], name: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """First and last sample of every WINDOW_S in which a counter moved: servers refresh their
-    counters at moments of their own, so that neighbouring samples would jitter."""
+    """First and last sample of every WINDOW_S and WINDOW_STEPS in which a counter moved: servers
+    refresh their counters at moments of their own, so that neighbouring samples would jitter."""
     first: dict[str, Any] | None = None
     for one in samples:
         if one.get(name) is None:
             continue
         if first is None or one[name] == first[name]:
             first = one  # nothing happened: a window begins with work
-        elif one["t_s"] - first["t_s"] >= WINDOW_S:
+            continue
+        steps = one["decode_steps"] - first["decode_steps"]
+        if one["t_s"] - first["t_s"] >= WINDOW_S and steps >= WINDOW_STEPS:
             yield first, one
             first = one

@@ -23,6 +23,7 @@ THEMES: dict[str, dict[str, str]] = {
 }
 COLOURS = ("#4a86d8", "#d9692a", "#3a9c66", "#a066c8", "#2a96a5")  # legible on both themes
 WIDTH_IN, HEIGHT_IN, DOTS = 7.0, 4.2, 130
+PALETTE = 128  # colours of a file
 
 
 def write(charts: list[Chart], folder: Path, caption: str = "") -> list[Path]:
@@ -34,6 +35,7 @@ def write(charts: list[Chart], folder: Path, caption: str = "") -> list[Path]:
         library: Any = importlib.import_module("matplotlib")
         figures: Any = importlib.import_module("matplotlib.figure")
         canvases: Any = importlib.import_module("matplotlib.backends.backend_agg")
+        images: Any = importlib.import_module("PIL.Image")
     except ImportError as err:
         raise UsageError(
             "PNG files need matplotlib", hint="pip install 'glm53ctl[plots]', or use --html"
@@ -43,10 +45,13 @@ def write(charts: list[Chart], folder: Path, caption: str = "") -> list[Path]:
     for chart, (theme, settings) in product(charts, THEMES.items()):
         with library.rc_context(settings):
             figure = figures.Figure(figsize=(WIDTH_IN, HEIGHT_IN), dpi=DOTS, layout="constrained")
-            canvases.FigureCanvasAgg(figure)
+            canvas = canvases.FigureCanvasAgg(figure)
             _draw(chart, figure.add_subplot(), caption)
-            path = folder / f"{chart.name}{theme}.png"
-            figure.savefig(path)
+            figure.supxlabel(chart.note, x=0.01, ha="left", fontsize=8, alpha=0.75)
+            canvas.draw()
+        path = folder / f"{chart.name}{theme}.png"
+        drawn = images.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
+        drawn.convert("RGB").quantize(PALETTE).save(path, optimize=True)  # a third of the size
         found.append(path)
     return found
 
@@ -69,6 +74,7 @@ def _draw(chart: Chart, axes: Any, caption: str) -> None:
             chart.series[0].x, *(one.y for one in chart.series),
             labels=[one.name for one in chart.series], colors=COLOURS,
         )  # fmt: skip
+        axes.yaxis.set_major_formatter("{x:.0%}")
     elif chart.kind == "bars":
         _bars(chart, axes)
     else:
@@ -84,7 +90,7 @@ def _lines(chart: Chart, axes: Any) -> None:
     top = max((max(one.high or one.y) for one in chart.series), default=1.0)
     if chart.band is not None:
         axes.axhspan(
-            chart.band.low, chart.band.high, color=COLOURS[0], alpha=0.13, label=chart.band.name
+            chart.band.low, chart.band.high, color=COLOURS[0], alpha=0.2, label=chart.band.name
         )
         axes.set_ylim(0, max(top * 1.15, chart.band.low * 1.2, min(chart.band.high, top * 2)))
     for colour, one in zip(COLOURS, chart.series, strict=False):
@@ -113,5 +119,6 @@ def _shares(chart: Chart, axes: Any) -> None:
     bars = axes.barh(chart.ticks, shares, color=COLOURS[0], height=0.5)
     axes.bar_label(bars, [f"{share:.0%}" for share in shares], padding=4)
     axes.set_xlim(0, max(1.1, *shares) if shares else 1.1)
+    axes.xaxis.set_major_formatter("{x:.0%}")
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)

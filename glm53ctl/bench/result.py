@@ -33,13 +33,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was measured. `plan` is the fingerprint of its plan."""
+    """What was measured. `plan` is the fingerprint of its plan, `vram_limit_bytes` its cap, if any."""
 
     url: str
     mode: str | None
     engine: str | None
     model: str | None
     plan: str | None
+    vram_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,4 +281,5 @@ def _served(target: Target, info: dict[str, Any]) -> Served:
         engine=plan.engine.value if plan else info.get("engine"),
         model=plan.model.served_name if plan else info.get("model"),
         plan=plan.fingerprint() if plan else info.get("plan"),
+        vram_limit_bytes=plan.gpu.vram_limit_bytes if plan and plan.gpu else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -47,7 +48,7 @@ def machine_words(result: Result) -> str:
     parts = [f"{machine.cpu}, {machine.cores} cores", gib(machine.ram_bytes)]
     if machine.gpu:
         cap = f" at {machine.power_limit_w:.0f} W" if machine.power_limit_w else ""
-        parts.append(f"{machine.gpu}{cap}, {machine.link or 'unknown link'}")
+        parts.append(f"{card_words(result)}{cap}, {machine.link or 'unknown link'}")
         parts.append(f"driver {machine.driver}")
     return " · ".join([*parts, machine.system])
 
@@ -55,16 +56,28 @@ def machine_words(result: Result) -> str:
 def served_words(result: Result) -> str:
     served = result.served
     return (
-        f"{served.model} · mode {served.mode} · engine {served.engine} · plan {served.plan}"
+        f"{model_words(served.model)} · mode {served.mode} · engine {served.engine} · plan {served.plan}"
         f" · glm53ctl {result.version}{f' ({result.commit})' if result.commit else ''} · {result.created[:16].replace('T', ' ')} UTC"
     )
 
 
+def card_words(result: Result) -> str:
+    """The GPU, and how much of it the plan may use when that is not all."""
+    limit = result.served.vram_limit_bytes
+    held = f" held to {gib(limit)}" if limit else ""
+    return f"{result.machine.gpu}{held}"
+
+
+def model_words(name: str | None) -> str:
+    """The served name; of weights made in memory, what they are."""
+    return re.sub(r"^dummy-(\d+)$", r"random weights, \1 layers", name or "unknown model")
+
+
 def caption(result: Result) -> str:
-    """`NVIDIA H200, tiny in exact mode, 2026-11-29`: for a plot on its own."""
+    """`NVIDIA H200 held to 24.0 GiB · tiny, exact mode · 2026-11-29`: for a plot on its own."""
     machine, served = result.machine, result.served
-    where = f"{served.model} in {served.mode} mode"
-    return f"{machine.gpu or machine.cpu}, {where}, {result.created[:10]}"
+    where = f"{model_words(served.model)}, {served.mode} mode"
+    return f"{card_words(result) if machine.gpu else machine.cpu} · {where} · {result.created[:10]}"
 
 
 def _quality_rows(result: Result) -> list[tuple[str, ...]]:

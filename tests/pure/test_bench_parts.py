@@ -139,10 +139,10 @@ def make(decode=40.0, *, noise=1.0, ram=10e9, **machine):
         },
         phases=(phase(),),
         samples=tuple(
-            {"t_s": float(t), "phase": "sweep", "running": 1, "hits": 100 * t, "misses": 50 * t, "admitted": 20 * t, "slot_bytes": 10**7,
-             "cpu_experts": 30 * t, "host_jobs": 10 * t, "link_ms_per_expert": 0.2,
-             "host_busy_ms_per_job": 0.4, "layers": 5, "decode_steps": 2 * t,
-             "steps": 2 * t, "decode_s": 0.05 * t, "prefill_s": 0.0}
+            {"t_s": float(t), "phase": "sweep", "running": 1, "hits": 250 * t, "misses": 125 * t, "admitted": 50 * t, "slot_bytes": 10**7,
+             "cpu_experts": 75 * t, "host_jobs": 25 * t, "link_ms_per_expert": 0.2,
+             "host_busy_ms_per_job": 0.4, "layers": 5, "decode_steps": 5 * t,
+             "steps": 5 * t, "decode_s": 0.05 * t, "prefill_s": 0.0}
             for t in range(6)
         ),
     )  # fmt: skip
@@ -367,3 +367,25 @@ def test_a_disturbed_run_is_never_called_worse():
     assert not change.worse
     assert "disturbed" in change.words
     assert "worse" not in change.words
+
+
+def test_a_plot_says_what_a_large_card_was_held_to():
+    gpu = replace(make(gpu="NVIDIA H200"), served=replace(make().served, model="dummy-45"))
+    held = replace(gpu, served=replace(gpu.served, vram_limit_bytes=24 << 30))
+    assert text.caption(gpu) == "NVIDIA H200 · random weights, 45 layers, fast mode · 2026-10-03"
+    assert text.caption(held).startswith("NVIDIA H200 held to 24.0 GiB · ")
+    assert "NVIDIA H200 held to 24.0 GiB" in report.page(held)
+
+
+def test_windows_of_few_steps_are_no_points_of_their_own():
+    """While a long prompt is read hardly anything is decoded: such seconds go into the next window."""
+    ended = make().samples[-1]
+    slow = [
+        {**ended, "t_s": 5.0 + i, "decode_steps": 25 + i, "hits": 1250 + i} for i in range(1, 7)
+    ]
+    busy = [{**ended, "t_s": 12.0 + i, "decode_steps": 35 + 5 * i, "hits": 1300 + 250 * i}
+            for i in range(6)]  # fmt: skip
+    found = charting.charts(replace(make(), samples=(ended, *slow, *busy)))
+    (tiers,) = (one for one in found if one.name == "tiers")
+    assert len(tiers.series[0].x) == 3
+    assert tiers.series[0].x[0] == (5 + 12) / 2
