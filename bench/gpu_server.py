@@ -160,7 +160,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("exact", "fast", "scripted"), default="exact")
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--layers", type=int, default=45)
-    parser.add_argument("--chunk", type=int, default=defaults.chunk_tokens)
+    parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--threads", type=int, help="of the CPU tier and of loading (all but two)")
     parser.add_argument("--lookahead", type=int, default=defaults.lookahead_experts)
     parser.add_argument("--prefill", type=int, nargs="*", default=[128, 2048, 8192])

@@ -25,7 +25,7 @@ def test_the_plan_has_the_settings_defaults(gpu_server, tmp_path, mode):
     assert plan.gpu.lookahead_experts == defaults.lookahead_experts
     assert plan.gpu.elastic_bytes == defaults.vram_elastic_bytes
     assert plan.gpu.stage_bytes == defaults.vram_stage_bytes
-    assert plan.limits.chunk_tokens == defaults.chunk_tokens
+    assert plan.limits.chunk_tokens == 8192
     assert (plan.cpu_tier is not None) == (mode == "fast")
 
 
