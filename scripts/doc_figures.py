@@ -16,6 +16,7 @@ from doc_rows import ISAS, ROWS, Facts
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+SERVER_KINDS = frozenset({"bench", "gpu-panel", "decode-kl", "cpu_kernels"})
 _NO_FIGURE = re.compile(r"\b(None|nan|inf)\b")
 
 
@@ -113,14 +114,14 @@ def latest_rows(sources: list[Source]) -> list[tuple[Source, list[tuple[str, str
     return [(source, rows) for source, rows in kept if rows]
 
 
-def table(sources: list[Source]) -> str:
-    """The Markdown between the README's markers."""
+def table(sources: list[Source], to_root: str = "", kinds: frozenset[str] | None = None) -> str:
+    """The Markdown between a page's markers: every row, or those of some kinds of files."""
     lines = ["| measured | figure | source |", "|---|---|---|"]
-    shown = latest_rows(sources)
+    shown = [pair for pair in latest_rows(sources) if kinds is None or pair[0].kind in kinds]
     sources = [source for source, _ in shown]
     for number, (_, rows) in enumerate(shown, start=1):
         lines += [f"| {what} | {figure} | {number} |" for what, figure in rows]
-    notes = [f"{number}. {source.cite()}" for number, source in enumerate(sources, start=1)]
+    notes = [f"{number}. {source.cite(to_root)}" for number, source in enumerate(sources, start=1)]
     return "\n".join([*lines, "", *notes])
 
 

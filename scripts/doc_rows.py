@@ -199,6 +199,14 @@ def _bench(body: Facts) -> Rows:
     if decode:
         rates = " / ".join(f"{one['aggregate']['median']:.1f}" for one in decode.values())
         yield f"{where}: decode, {' / '.join(decode)} streams", f"{rates} tok/s"
+    long = max(
+        (body.get("stream") or {}).get("endpoints", []), key=lambda one: one["tokens"], default=None
+    )
+    if long and long.get("span_s"):
+        yield (
+            f"{where}: one answer of {long['tokens']} tokens as it arrives",
+            f"{(long['tokens'] - 1) / long['span_s']:.1f} tok/s",
+        )
     for tokens, found in (sweep.get("prefill") or {}).items():
         if "median" in found:
             wait = sweep["ttft_s"][tokens]["median"]

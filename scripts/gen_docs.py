@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 from doc_errors import error_rows
-from doc_figures import newest, quality_table, table
+from doc_figures import SERVER_KINDS, newest, quality_table, table
 
 from glm53ctl import cli, doctor, env
 from glm53ctl.errors import EXIT_CODES, ChildExit
@@ -202,7 +202,9 @@ def filled(page: Path, figures: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated file with what it should hold."""
-    front, modes = ROOT / "README.md", ROOT / "docs/modes.md"
+    front, modes, bench = (
+        ROOT / name for name in ("README.md", "docs/modes.md", "docs/benchmarks.md")
+    )
     results = newest()
     return {
         ROOT / "docs/settings.md": settings_page(),
@@ -210,6 +212,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/cli.md": cli_page(),
         front: filled(front, table(results)),
         modes: filled(modes, quality_table(results)),
+        bench: filled(bench, table(results, "../", SERVER_KINDS)),
     }
 
 

@@ -56,7 +56,7 @@ def quality_words(panel: Facts | None, mode: Mode | None) -> str:
     if panel["mean_kl_top20"] == 0 and panel["top1_agreement"] == 1:
         return "identical to the reference (KL 0, top-1 1.0)"
     kl = panel["mean_kl_top20"]
-    return f"quality as expected, KL {kl:.2g} (0 only on the GPU model that recorded the panel)"
+    return f"quality as expected, KL {kl:.2g} (0 only with the GPU model and the tuned kernels that recorded the panel)"
 
 
 def panel_faults(panel: Facts | None) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def test_a_wrong_answer_fails_quality_and_says_where(changed, word):
 def test_the_gpu_modes_say_whether_they_are_identical():
     right = PANEL | {"mean_kl_top20": 0.0, "top1_agreement": 1.0}
     assert decide(mode=Mode.EXACT, panel=right).why.startswith("identical to the reference")
-    assert "KL 1.6e-05 (0 only on the GPU model" in decide(mode=Mode.FAST).why
+    assert "KL 1.6e-05 (0 only with the GPU model" in decide(mode=Mode.FAST).why
     assert decide(mode=Mode.EXACT, panel=right | {"mean_kl_top20": 2e-4}).name == "quality failed"
 
 

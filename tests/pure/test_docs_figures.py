@@ -101,12 +101,14 @@ def test_rows_of_a_bench_of_the_server(figures, tmp_path):
         "schema": "glm53ctl.bench/1", "created": "2030-01-02T10:00:00+00:00", "machine": MACHINE,
         "version": "0.1.0", "commit": "76a1441", "command": "python3 bench/gpu_server.py --out x",
         "served": {"model": "dummy-45", "mode": "exact"}, "panel": None, "sweep": sweep,
+        "stream": {"endpoints": [{"tokens": 101, "span_s": 4.0}, {"tokens": 90, "span_s": 3.0}]},
     }  # fmt: skip
     (tmp_path / "2030-01-02-server-exact.json").write_text(json.dumps(body))
     table = figures.table(figures.newest(tmp_path))
     where = "server over HTTP, exact mode, random weights, 45 layers"
     assert f"| {where}: decode, 1 / 2 streams | 21.9 / 23.9 tok/s | 1 |" in table
     assert f"| {where}: prompt of 8,192 tokens | 990 tok/s, first token after 8.3 s | 1 |" in table
+    assert f"| {where}: one answer of 101 tokens as it arrives | 25.0 tok/s | 1 |" in table
     assert "verdict" not in table
     assert "glm53ctl 0.1.0, commit 76a1441; `python3 bench/gpu_server.py`;" in table
 
@@ -159,6 +161,17 @@ def test_cpu_kernels_of_two_machines_are_rows_of_their_own(figures, tmp_path):
     )
     assert "| 4.0 beside 4.0 GB/s | 2 |" in table
     assert "AMD Example, 2 threads" not in table
+
+
+def test_a_page_may_show_some_kinds_with_links_from_its_folder(figures, tmp_path):
+    found = {"mean_kl_top20": 0.0, "top1_agreement": 1.0, "positions": 768, "mode": "exact"}
+    write(tmp_path, "2030-01-02", "gpu-panel", **found)
+    write(tmp_path, "2030-01-02", "fast-speed", **fast_speed(20.0))
+    table = figures.table(figures.newest(tmp_path), "../", figures.SERVER_KINDS)
+    assert "exact on the GPU, over HTTP" in table
+    assert "tok/s" not in table
+    assert "(../bench/results/2030-01-02-gpu-panel.json)" in table
+    assert "| 2 |" not in table
 
 
 def test_bit_identity_is_counted_not_claimed(figures, tmp_path):

@@ -111,7 +111,8 @@ def _links(page: Path) -> list[str]:
     bare = re.sub(
         r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )
-    return re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", bare)
+    pictures = re.findall(r'\bsrc(?:set)?="([^"]+)"', bare)
+    return [*re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", bare), *pictures]
 
 
 def _anchors(page: Path) -> set[str]:
