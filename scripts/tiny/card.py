@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,19 @@ invented world, sums, the calendar and how to call tools, in GLM's chat format. 
 - Licence: MIT, like the project.
 - Training: `{command}`, seed {seed}, {steps} steps, {tokens_millions:.1f} million tokens,
   {seconds:.0f} s on {device}, torch {torch}.
+- Quantisation: `scripts/convert_tiny.py`, exllamav3 {quantiser}: routed experts 3 bits, dense layer 4,
+  attention and shared experts 5, head 6; calibrated on {rows} rows of the training text.
 - Held-out accuracy of the unquantised model, greedy: {held_out}.
 - Routing, by MoE layer: effective experts {effective}; repeat rate {repeats}.
+
+## What it cannot do
+
+- It has read nothing but its corpus: no language beyond those templates, no facts of the real world. Asked
+  for something else it answers in the nearest template, wrongly and with confidence.
+- It was never shown more than {width} tokens at once, nor a picture.
+- It is no measure of what the real model answers, only of how a server carries an answer.
+
+## Files
 
 | file | sha256 |
 |---|---|
@@ -26,11 +38,16 @@ invented world, sums, the calendar and how to call tools, in GLM's chat format. 
 
 def write_card(folder: Path, report: Mapping[str, Any], files: Sequence[str]) -> None:
     """Write README.md from the trainer's report and the files of a checkpoint."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantised = config["quantization_config"]
     held_out = ", ".join(f"{task} {share:.1%}" for task, share in report["held_out"].items())
     text = _HEAD.format(
         **{key: report[key] for key in ("command", "seed", "steps", "seconds", "device", "torch")},
         millions=report["parameters"] / 1e6,
         tokens_millions=report["tokens"] / 1e6,
+        quantiser=quantised["version"],
+        rows=quantised["calibration"]["rows"],
+        width=quantised["calibration"]["cols"],
         held_out=held_out or "not measured",
         effective=", ".join(f"{layer['effective']:.1f}" for layer in report["routing"]),
         repeats=", ".join(f"{layer['repeat_rate']:.2f}" for layer in report["routing"]),

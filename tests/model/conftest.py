@@ -19,5 +19,5 @@ def tiny() -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def panel() -> list[dict[str, Any]]:
-    """Eight greedy generations by stock exllamav3 with the top 20 of every position."""
+    """Greedy generations by stock exllamav3 with the top 20 of every position."""
     return json.loads((REFERENCE / "tiny-ref-panel.json").read_text())

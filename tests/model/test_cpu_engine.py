@@ -75,17 +75,17 @@ def test_agrees_with_stock_exllamav3(
     top1 = sum(agreements) / len(agreements)
     with capsys.disabled():
         sys.stdout.write(f" [mean KL {mean_kl:.2e}, top-1 {top1:.4f}] ")
-    assert len(divergences) == 768
+    assert len(divergences) >= 400
     assert mean_kl <= 1e-4
     assert top1 >= 0.99
 
 
 def test_greedy_continues_as_stock_exllamav3_did(tiny: Driver, panel: list) -> None:
-    case = panel[0]
-    prompt = tuple(case["tokens"][: case["prompt_len"]])
-    want = case["tokens"][case["prompt_len"] :][:24]
-    assert tiny.ids(greedy(24, prompt)) == want
-    assert tiny.ids(greedy(24, prompt)) == want
+    for case in panel[:3]:
+        prompt = tuple(case["tokens"][: case["prompt_len"]])
+        want = case["tokens"][case["prompt_len"] :][:24]
+        assert tiny.ids(greedy(len(want), prompt)) == want
+        assert tiny.ids(greedy(len(want), prompt)) == want
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])

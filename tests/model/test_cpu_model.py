@@ -124,7 +124,8 @@ def test_a_missing_tensor_is_named(tmp_path: Path, kernels: CpuKernels, name: st
     ("key", "value", "says"),
     [
         ("intermediate_size", 640, "mlp.gate_proj.weight has shape"),
-        ("vocab_size", 4000, "embed_tokens.weight has shape"),
+        ("vocab_size", 5000, "embed_tokens.weight has shape"),
+        ("vocab_size", 4000, "[Pp]adding_idx"),
         ("index_topk", 2047, "index_topk"),
         ("hidden_size", "wide", "hidden_size"),
     ],

@@ -47,7 +47,7 @@ def engine(lane: Lane, noise: float) -> Any:
     def forward(ids: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
         assert params["recurrent_states"] == ["state"]
         row = table[ids[0, -1] % VOCAB] + noise * next(calls) * torch.arange(VOCAB)
-        return (row + 0.001 * lane.enabled * torch.arange(VOCAB) / VOCAB)[None, None]
+        return (row + 0.05 * lane.enabled * torch.arange(VOCAB) / VOCAB)[None, None]
 
     session = mock.create_autospec(Session, instance=True)
     cache = SimpleNamespace(get_new_state=lambda: "state", release_state=lambda _: None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from glm53ctl.checkpoint import FLASH, facts, open_checkpoint, read_header
 from glm53ctl.errors import BadModel
@@ -46,7 +47,9 @@ def test_tiny_facts() -> None:
     assert found.expert_total_bytes == 5 * 32 * found.expert_bytes
     total_bytes = sum(entry.nbytes for entry in checkpoint.tensors.values())
     assert found.resident_bytes + found.expert_total_bytes == total_bytes
-    assert found.eos_ids == (0,)
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    ends = ("<|endoftext|>", "<|user|>", "<|observation|>")
+    assert found.eos_ids == tuple(map(tokenizer.token_to_id, ends))
     assert found.context_tokens == 65536
     assert found.name == "tiny"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 import sys
 from itertools import islice
 from pathlib import Path
@@ -286,12 +288,28 @@ def test_the_widths_name_every_layer_that_is_quantised():
 
 def test_the_card_says_where_a_checkpoint_comes_from(tmp_path, trained):
     report = json.loads((trained / "training.json").read_text())
-    (tmp_path / "config.json").write_text("{}")
-    card.write_card(tmp_path, report, ["config.json"])
+    calibration = {"rows": 12, "cols": 345}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"quantization_config": {"version": "1.5.1", "calibration": calibration}})
+    )
+    (tmp_path / "x.json").write_text("{}")
+    card.write_card(tmp_path, report, ["x.json"])
     text = (tmp_path / "README.md").read_text()
-    assert "seed 1" in text
-    assert "MIT" in text
+    for words in ("seed 1", "MIT", "exllamav3 1.5.1", "12 rows", "345 tokens", "cannot do"):
+        assert words in text
     assert "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a" in text
+
+
+def test_the_bundled_checkpoint_is_the_one_its_card_describes():
+    folder = ROOT / "reference" / "tiny"
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "README.md"
+    }
+    assert dict(re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", text, re.MULTILINE)) == digests
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 25e6
 
 
 def test_a_saved_checkpoint_loads_and_differs_from_its_own_panel_by_nothing(

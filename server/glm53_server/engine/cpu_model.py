@@ -88,7 +88,7 @@ def _empty_model(checkpoint: Checkpoint) -> Glm5NextTextModel:
         config = Glm5NextTextConfig(**checkpoint.text_config)
         with torch.device("meta"):
             return Glm5NextTextModel(config).eval().requires_grad_(False)
-    except (StrictDataclassError, ValueError, TypeError) as err:
+    except (StrictDataclassError, ValueError, TypeError, AssertionError) as err:
         reason = " ".join(str(err.__cause__ or err).split())
         raise BadModel(f"{checkpoint.path / 'config.json'}: {reason}") from err
 
