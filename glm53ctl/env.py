@@ -129,8 +129,9 @@ class Settings:
         None, "limits.cache_tokens", "GLM53_CACHE_TOKENS", "limits.cache_tokens",
         "attention cache shared by all streams, in tokens", least=256,
     )
-    chunk_tokens: int = setting(
-        4096, "limits.chunk_tokens", "GLM53_CHUNK_TOKENS", "limits.chunk_tokens", "prefill chunk, in tokens", least=1,
+    chunk_tokens: int | None = setting(
+        None, "limits.chunk_tokens", "GLM53_CHUNK_TOKENS", "limits.chunk_tokens",
+        "prefill chunk, in tokens; by default from the speed of the link", least=1,
     )
     max_queued: int = setting(
         64, "limits.max_queued", "GLM53_MAX_QUEUED", "limits.max_queued", "requests waiting before 429"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from glm53ctl.checkpoint import ModelFacts
+from glm53ctl.chunks import SIZES, choose_chunk
 from glm53ctl.env import GIB
 from glm53ctl.errors import NoFit
 from glm53ctl.hardware import Hardware
@@ -139,12 +140,13 @@ def _gpu_plan(inputs: _Inputs, mode: Mode) -> tuple[Plan, Prediction | None]:
     ram = ram_budget(hardware, facts, settings, mode)
     layout = cpu_layout(hardware.cpu, settings, feeds_gpu=True)
     reserve = next(item for item in vram if item.name == "reserve")
+    chunk = choose_chunk(hardware, gpu, facts, settings, (slots, reserve.bytes))
     plan = _plan(
         inputs,
         mode=mode,
         engine=EngineName.STOCK if settings.engine == EngineName.STOCK else EngineName.EXL3,
         cpu=layout,
-        limits=_limits(inputs, cache_tokens),
+        limits=_limits(inputs, cache_tokens, int(chunk.value)),
         gpu=GpuPlan(
             uuid=gpu.uuid,
             name=gpu.name,
@@ -163,6 +165,7 @@ def _gpu_plan(inputs: _Inputs, mode: Mode) -> tuple[Plan, Prediction | None]:
             _choice(inputs, "gpu.select", gpu.uuid, f"{gpu.name}, most free VRAM"),
             _choice(inputs, "vram.reserve_gib", f"{reserve.bytes / GIB:.1f} GiB", reserve.why),
             core_choice(hardware.cpu, layout, inputs.profile),
+            _choice(inputs, chunk.key, str(settings.chunk_tokens or chunk.value), chunk.why),
         ),
     )
     return plan, predict(hardware, facts, mode, slots=slots, threads=layout.threads)
@@ -252,12 +255,12 @@ def _cache_tokens(inputs: _Inputs) -> int:
     return asked if settings.cache_tokens else min(asked, inputs.model.facts.context_tokens)
 
 
-def _limits(inputs: _Inputs, cache_tokens: int) -> LimitsPlan:
+def _limits(inputs: _Inputs, cache_tokens: int, chunk_tokens: int = SIZES[0]) -> LimitsPlan:
     settings = inputs.profile.settings
     return LimitsPlan(
         max_batch=settings.max_batch,
         cache_tokens=cache_tokens,
-        chunk_tokens=settings.chunk_tokens,
+        chunk_tokens=settings.chunk_tokens or chunk_tokens,
         max_queued=settings.max_queued,
         max_body_bytes=settings.max_body_bytes,
     )

@@ -86,7 +86,7 @@ def predict(
     """
     if mode is Mode.CPU:
         return _predict_cpu(hardware, facts)
-    link = _link_range(hardware)
+    link = link_range(hardware)
     if link is None:
         return None
     tier = _tier_range(hardware, threads) if mode is Mode.FAST else (0.0, 0.0)
@@ -128,7 +128,8 @@ def _hit_range(slots: int, facts: ModelFacts, mode: Mode) -> tuple[float, float]
     return low, high
 
 
-def _link_range(hardware: Hardware) -> tuple[float, float] | None:
+def link_range(hardware: Hardware) -> tuple[float, float] | None:
+    """Bytes per second of copies to the GPU, low and high; None when nothing is known of the link."""
     if hardware.measured.h2d_bytes_per_s:
         return _measured_or(hardware.measured.h2d_bytes_per_s, (0, 0))
     link = hardware.gpus[0].link if hardware.gpus else None
