@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
-import threading
-import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
+from http_listener import listening
 
 from glm53_server.app import create_app
 from glm53_server.engine import scripted
-from glm53_server.http_protocol import DeadlineProtocol
 from glm53_server.metrics import Metrics
 from glm53ctl.plan import (
     CpuPlan,
@@ -106,26 +101,6 @@ def app(_shared):
     return _shared
 
 
-@contextmanager
-def listening(app):
-    """Serve an App on a free loopback port from a thread; yields its URL."""
-    config = uvicorn.Config(
-        app.asgi, http=DeadlineProtocol, log_level="warning", timeout_graceful_shutdown=2
-    )
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 @pytest.fixture(scope="session")
 def serve():
     """with serve(script=..., ...) as (App, URL): an app on a real socket."""
@@ -133,7 +108,7 @@ def serve():
     @contextmanager
     def start(**parts):
         app = App(make_plan(**parts))
-        with listening(app) as url:
+        with listening(app.asgi) as url:
             yield app, url
 
     return start
@@ -146,6 +121,6 @@ def live(make_app):
 
         def start(**parts):
             app = make_app(**parts)
-            return app, stack.enter_context(listening(app))
+            return app, stack.enter_context(listening(app.asgi))
 
         yield start
