@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 from doc_errors import error_rows
-from doc_figures import SERVER_KINDS, newest, quality_table, table
+from doc_figures import HEADLINES, newest, quality_table, table
 
 from glm53ctl import cli, doctor, env
 from glm53ctl.errors import EXIT_CODES, ChildExit
@@ -210,9 +210,9 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/settings.md": settings_page(),
         ROOT / "docs/exit-codes.md": exit_codes_page(),
         ROOT / "docs/cli.md": cli_page(),
-        front: filled(front, table(results)),
+        front: filled(front, table(results, names=HEADLINES)),
         modes: filled(modes, quality_table(results)),
-        bench: filled(bench, table(results, "../", SERVER_KINDS)),
+        bench: filled(bench, table(results, "../")),
     }
 
 

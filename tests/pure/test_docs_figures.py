@@ -90,6 +90,16 @@ def test_rows_of_the_panel_and_of_decode_kl_on_a_gpu(figures, tmp_path):
     assert "with the CPU tier as calibrated | mean KL 1.1e-05, same top token 99.5% | 2 |" in table
 
 
+def test_a_row_of_the_suite_of_the_tiny_model(figures, tmp_path):
+    kinds = {
+        "facts": {"asked": 25, "right": 25, "share": 1.0},
+        "calls": {"asked": 25, "right": 23, "share": 0.92},
+    }
+    write(tmp_path, "2030-01-02", "tiny-suite", kinds=kinds, served={"mode": "exact"})
+    wanted = "| tiny model, exact, 25 held-out questions of each kind answered rightly: facts, calls | 100% / 92% | 1 |"
+    assert wanted in figures.table(figures.newest(tmp_path))
+
+
 def test_rows_of_a_bench_of_the_server(figures, tmp_path):
     sweep = {
         "decode": {"C1": {"aggregate": {"median": 21.9}}, "C2": {"aggregate": {"median": 23.9}},
@@ -163,11 +173,11 @@ def test_cpu_kernels_of_two_machines_are_rows_of_their_own(figures, tmp_path):
     assert "AMD Example, 2 threads" not in table
 
 
-def test_a_page_may_show_some_kinds_with_links_from_its_folder(figures, tmp_path):
+def test_a_page_may_show_some_files_with_links_from_its_folder(figures, tmp_path):
     found = {"mean_kl_top20": 0.0, "top1_agreement": 1.0, "positions": 768, "mode": "exact"}
     write(tmp_path, "2030-01-02", "gpu-panel", **found)
     write(tmp_path, "2030-01-02", "fast-speed", **fast_speed(20.0))
-    table = figures.table(figures.newest(tmp_path), "../", figures.SERVER_KINDS)
+    table = figures.table(figures.newest(tmp_path), "../", frozenset({"gpu-panel"}))
     assert "exact on the GPU, over HTTP" in table
     assert "tok/s" not in table
     assert "(../bench/results/2030-01-02-gpu-panel.json)" in table
