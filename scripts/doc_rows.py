@@ -214,6 +214,16 @@ def _bench(body: Facts) -> Rows:
             yield f"{where}: prompt of {int(tokens):,} tokens", figure
 
 
+def _tiny_suite(body: Facts) -> Rows:
+    kinds, mode = body["kinds"], body["served"]["mode"]
+    asked = ", ".join(kinds)
+    each = next(iter(kinds.values()))["asked"]
+    yield (
+        f"tiny model, {mode}, {each} held-out questions of each kind answered rightly: {asked}",
+        " / ".join(f"{kind['share']:.0%}" for kind in kinds.values()),
+    )
+
+
 ROWS: dict[str, Callable[[Facts], Rows]] = {
     "fast-speed": _fast_speed,
     "exact-speed": _exact_speed,
@@ -225,6 +235,7 @@ ROWS: dict[str, Callable[[Facts], Rows]] = {
     "gpu-panel": _gpu_panel,
     "decode-kl": _decode_kl,
     "cpu-panel": _cpu_panel,
+    "tiny-suite": _tiny_suite,
     "bench": _bench,
     "cpu_kernels": _cpu_kernels,
     "http_soak": _http_soak,
