@@ -109,6 +109,7 @@ def prompt_report(prompt: str, positions: list[Position], **seconds: float) -> d
         "top1_agree": found["top1_agree"],
         "greedy_first_divergence": first_divergence(positions),
         "disagree_margins_nats": [round(m, 4) for _, same, m in positions if not same],
+        "restarts": 0,  # the tokens are given: nothing is fed again after a divergence
         **seconds,
     }
 
