@@ -35,7 +35,10 @@ def month_next(rng: Random) -> Sample:
         3: "is three months after",
     }
     asked = f"Which month {words[step]} {MONTHS[at]}?"
-    thought = f"{MONTHS[at]} is month {at + 1}. I need month {(at + step) % 12 + 1}: {target}."
+    sign = "-" if step < 0 else "+"
+    thought = f"{MONTHS[at]} is month {at + 1}. {at + 1} {sign} {abs(step)} = {at + 1 + step}."
+    thought += f" {at + 1 + step} - 12 = {at + 1 + step - 12}." if at + step > 11 else ""
+    thought += f" I need month {(at + step) % 12 + 1}: {target}."
     return question("calendar", f"{MONTHS[at]}/{step}", asked, thought, f"It is {target}.", target)
 
 

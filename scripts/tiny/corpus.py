@@ -12,10 +12,10 @@ from random import Random
 
 from glm53_server.chat.messages import Message, Role
 
-from . import arithmetic, clock, dialogue, json_answers, lists, tool_tasks, units, world
+from . import arithmetic, clock, copying, dialogue, json_answers, lists, tool_tasks, units, world
 from .samples import Maker, Sample, Split, split_of
 
-# Weights in a thousand.
+# Weights in a thousand. What is held out is drawn from these alone.
 MIXTURE: tuple[tuple[Maker, float], ...] = (
     *((make, 250 * weight / 14) for make, weight in arithmetic.MAKERS),
     *((make, 60 * weight / 7) for make, weight in clock.MAKERS),
@@ -26,6 +26,11 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     *((make, 240 * weight / 13) for make, weight in tool_tasks.MAKERS),
     (world.fact, 80), (world.reverse, 40), (world.follow_up, 25), (world.unknown_place, 15),
     (dialogue.unknowable, 20), (dialogue.remembered, 30), (arithmetic.carried_on, 10),
+)  # fmt: skip
+# Practice, in training only, with weights beside those: what more of it is needed for is asked above.
+PRACTICE: tuple[tuple[Maker, float], ...] = (
+    *((make, 120 * weight / 3) for make, weight in copying.MAKERS),
+    (tool_tasks.strange_call, 160), (dialogue.more_talk, 60),
 )  # fmt: skip
 _SYSTEM = (
     "You are a helpful assistant.", "Be brief.", "Answer politely.", "You are a friendly guide.",
@@ -43,7 +48,8 @@ def samples(seed: int, split: Split = Split.TRAIN, *, start: int = 0) -> Iterato
 def sample(seed: int, split: Split, number: int) -> Sample:
     """One sample of the stream."""
     rng = Random(f"{seed}/{split.value}/{number}")
-    makers, weights = zip(*MIXTURE, strict=True)
+    mixture = (*MIXTURE, *PRACTICE) if split is Split.TRAIN else MIXTURE
+    makers, weights = zip(*mixture, strict=True)
     for _ in range(_TRIES):
         made = rng.choices(makers, weights)[0](rng)
         if made.split is split and split_of(made.key) is split:

@@ -19,6 +19,12 @@ def one_call(rng: Random) -> Sample:
     return _loop(rng, "tool", [request], request.asked, request.said, request.answer)
 
 
+def strange_call(rng: Random) -> Sample:
+    """One call in words that occur nowhere else."""
+    request = tools.strange(rng)
+    return _loop(rng, "tool", [request], request.asked, request.said, request.answer)
+
+
 def two_at_once(rng: Random) -> Sample:
     """Two towns, one turn with two calls."""
     first, second = tools.weather(rng), tools.weather(rng)

@@ -40,7 +40,7 @@ def _working(count: int, factor: int, backwards: bool) -> str:
     total = count * factor
     if backwards:
         return f"{total} / {factor} = {count}, since {count} * {factor} = {total}."
-    if factor in (7, 12, 24):
+    if factor in (7, 12, 24, 60):
         return multiplied(factor, count)
     return f"{count} * {factor} = {total}."
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from tiny import __main__ as cli  # noqa: E402
-from tiny import corpus, judge, names, reading, rendering, tokens, world  # noqa: E402
+from tiny import corpus, dialogue, judge, names, reading, rendering, tokens, world  # noqa: E402
 from tiny.samples import Split, split_of  # noqa: E402
 
 from glm53_server.chat.markers import Control  # noqa: E402
@@ -68,10 +68,27 @@ def test_every_kind_is_there():
     counted = Counter(sample.task for sample in TRAINED)
     assert counted.keys() == {
         "arithmetic", "fact", "calendar", "clock", "units", "talk", "reading", "reference", "lists", "json",
-        "tool", "two-tools", "no-tool", "unknown",
+        "tool", "two-tools", "no-tool", "unknown", "copy",
     }  # fmt: skip
     assert counted["tool"] > 300
     assert sum(not sample.thinks for sample in TRAINED) > 100
+
+
+def test_practice_is_never_asked_and_repeats_what_it_was_given():
+    assert not any(sample.task == "copy" for sample in HELD_OUT)
+    copied = [sample for sample in TRAINED if sample.task == "copy"]
+    assert len(copied) > 150
+    for sample in copied:
+        assert sample.answer in sample.messages[-2].content
+        assert sample.answer in sample.messages[-1].content
+
+
+def test_more_small_talk_is_none_of_what_is_held_out():
+    ways = {way for _, asked, *_ in dialogue._TALK for way in asked}
+    more = [way for asked in dialogue._MORE_TALK.values() for way in asked]
+    assert ways.isdisjoint(more)
+    assert len(set(more)) == len(more)
+    assert dialogue._MORE_TALK.keys() == {kind for kind, *_ in dialogue._TALK}
 
 
 def test_every_equation_in_the_working_is_true():
