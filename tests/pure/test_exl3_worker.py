@@ -134,6 +134,22 @@ def test_scores_come_before_the_first_token() -> None:
     asyncio.run(scenario())
 
 
+def test_the_pass_that_brings_a_first_token_was_the_prompts() -> None:
+    def slow_first(session: FakeSession) -> list[tuple[str, Event]]:
+        threading.Event().wait(0.05)
+        return FakeSession.iterate(session)
+
+    async def scenario() -> None:
+        async with running(FakeSession(slow_first)) as worker:
+            one = job("one")
+            worker.add(one, None)
+            await read(one)
+            assert worker.counters.prefill_s >= 0.05
+            assert worker.counters.decode_s < 0.05
+
+    asyncio.run(scenario())
+
+
 def test_prefill_time_and_decode_time_are_told_apart() -> None:
     def slow_prompt(session: FakeSession) -> list[tuple[str, Event]]:
         threading.Event().wait(0.05)

@@ -149,17 +149,23 @@ class Exl3Worker:
             return
         took_s = time.monotonic() - started
         self.counters.steps += 1
-        produced = False
         by_job: dict[str, list[Event]] = {}
         for request_id, event in events:
             by_job.setdefault(request_id, []).append(event)
-            produced = produced or isinstance(event, Tokens)
+        decoding = any(
+            isinstance(event, Tokens) and self._has_begun(request_id)
+            for request_id, event in events
+        )
         for request_id, batch in by_job.items():
             self._deliver(request_id, tuple(batch))
-        if produced:
+        if decoding:  # a step that only brings first tokens ended a prompt
             self.counters.decode_s += took_s
         else:
             self.counters.prefill_s += took_s
+
+    def _has_begun(self, request_id: str) -> bool:
+        job = self._jobs.get(request_id)
+        return job is not None and job.completion_tokens > 0
 
     def _deliver(self, request_id: str, step: tuple[Event, ...]) -> None:
         job = self._jobs.get(request_id)
