@@ -44,6 +44,8 @@ def test_the_wheel_holds_the_three_packages_and_their_data(wheel):
     assert not {"server", "kernels", "tests", "bench", "scripts", "reference"} & tops
     assert "glm53ctl/_profiles/auto.toml" in names
     assert "glm53ctl/_reference/tiny/model.safetensors" in names
+    assert "glm53ctl/_reference/tiny/README.md" in names  # its model card
+    assert wheel.stat().st_size <= 25e6
     assert any(name.startswith("glm53_kernels/_lib/libglm53_cpu") for name in names)
     assert wheel.name.endswith("py3-none-linux_x86_64.whl")
 
