@@ -207,10 +207,9 @@ def test_cuda_versions_are_not_floats(number, version):
 def test_a_module_in_the_users_folder_does_not_shadow_ours(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('shadowed')\n")
     monkeypatch.chdir(tmp_path)
-    answer = System(Environ({"PATH": "/usr/bin:/bin"})).measure(
-        "disk", "/nonexistent", deadline_s=20
-    )
-    assert answer["problem"] == "/nonexistent: No such file or directory"
+    absent = str(tmp_path / "absent")
+    answer = System(Environ({"PATH": "/usr/bin:/bin"})).measure("disk", absent, deadline_s=20)
+    assert answer["problem"] == f"{absent}: No such file or directory"
 
 
 LINK_NVML = """
