@@ -34,7 +34,8 @@ def choose_chunk(
         return Choice(KEY, str(SIZES[0]), why)
     stream_s = streamed / (sum(link) / 2)
     token_s = COMPUTE_S_PER_TOKEN.get(gpu.capability or (8, 6), NEWER_S_PER_TOKEN)
-    room = reserve_bytes + settings.vram_elastic_bytes - 2 * settings.vram_stage_bytes
+    elastic_bytes = min(settings.vram_elastic_bytes, slots * facts.expert_bytes)
+    room = reserve_bytes + elastic_bytes - 2 * settings.vram_stage_bytes
     fitting = [SIZES[0]]
     fitting += [n for n in SIZES[1:] if ACTIVATION_BYTES_PER_HIDDEN * facts.hidden * n <= room]
     chunk = next((n for n in fitting if n * token_s >= stream_s), fitting[-1])

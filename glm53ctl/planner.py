@@ -135,6 +135,7 @@ def _gpu_plan(inputs: _Inputs, mode: Mode) -> tuple[Plan, Prediction | None]:
     hardware, settings, facts = inputs.hardware, inputs.profile.settings, inputs.model.facts
     gpu = pick_gpu(hardware, settings.gpu)
     check_gpu(hardware, gpu)
+    hardware = replace(hardware, gpus=(gpu,))  # what follows is about this card and its link
     cache_tokens = _cache_tokens(inputs)
     vram, slots = gpu_budget(gpu, facts, settings, mode, cache_tokens)
     ram = ram_budget(hardware, facts, settings, mode)

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_not_chosen_and_that_is_said() -> None:
         machine(3), CARD, FLASH, replace(Settings(), vram_elastic_bytes=small), (SLOTS, GIB)
     )
     assert "more does not fit" in choice.why
-    assert chosen(3, vram_elastic_bytes=64 * GIB) == SIZES[-1]
+    assert chosen(3, slots=3000, vram_elastic_bytes=64 * GIB) == SIZES[-1]
 
 
 @given(
@@ -90,7 +90,8 @@ def test_it_hides_the_streaming_or_is_the_longest_that_fits(
 ) -> None:
     card = replace(CARD, capability=capability)
     chunk = chosen(gb_per_s, slots, card, vram_elastic_bytes=elastic_gib * GIB)
-    room = GIB + elastic_gib * GIB - 2 * Settings().vram_stage_bytes
+    elastic = min(elastic_gib * GIB, slots * FLASH.expert_bytes)
+    room = GIB + elastic - 2 * Settings().vram_stage_bytes
     fits = [
         n for n in SIZES if n == SIZES[0] or ACTIVATION_BYTES_PER_HIDDEN * FLASH.hidden * n <= room
     ]
@@ -101,3 +102,8 @@ def test_it_hides_the_streaming_or_is_the_longest_that_fits(
         assert chunk * token_s >= stream_s * 0.999
     if chunk > SIZES[0]:
         assert chunk / 2 * token_s < stream_s * 1.001
+
+
+def test_slots_that_are_not_there_cannot_be_borrowed() -> None:
+    """10 GiB may be borrowed, but this card's cache has 4."""
+    assert chosen(3, slots=4 * GIB // FLASH.expert_bytes) == 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -146,3 +147,18 @@ def test_an_idle_lane_is_not_free() -> None:
         state = track(state, LaneSample(64, 256, 256, 64, 64, 0.0))
     assert state.costs.cpu_s >= 0
     assert 0 <= state.share <= 1
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("field", ["cpu_busy_s", "link_busy_s", "kernels_s"])
+def test_a_time_that_no_clock_gives_changes_nothing(field: str, wrong: float) -> None:
+    state = SplitState(FAST, 0.5)
+    odd = replace(
+        sample(FAST.cpu_s), link_experts=3, link_busy_s=6e-4, kernel_calls=2, kernels_s=4e-4
+    )
+    assert track(state, replace(odd, **{field: wrong})) is state
+    assert track(state, odd) is not state
+
+
+def test_without_any_cost_the_lanes_share() -> None:
+    assert balanced(LaneCosts(0.0, 0.0, 0.0)) == (0.5, 0.5)

@@ -16,7 +16,17 @@ from glm53ctl.checkpoint import FLASH, ModelFacts
 from glm53ctl.cpulist import format_cpulist
 from glm53ctl.env import Environ
 from glm53ctl.errors import NoFit
-from glm53ctl.hardware import Cpu, Driver, DriverState, Gpu, Hardware, Host, MemoryLimit, Ram
+from glm53ctl.hardware import (
+    Cpu,
+    Driver,
+    DriverState,
+    Gpu,
+    Hardware,
+    Host,
+    Link,
+    MemoryLimit,
+    Ram,
+)
 from glm53ctl.paths import user_paths
 from glm53ctl.plan import EngineName, Mode, plan_from_json
 from glm53ctl.probes import machine, measure
@@ -225,3 +235,21 @@ def test_a_vram_limit_makes_a_large_card_plan_like_a_small_one():
     small = consider(hardware(256 * GIB, 24 * GIB), mode="exact")
     capped = consider(hardware(256 * GIB, 141 * GIB), mode="exact", vram_limit_bytes=24)
     assert slots(small) == slots(capped)
+
+
+def test_chunk_and_speed_are_about_the_card_that_was_chosen():
+    """Card 0 has sixteen lanes, card 1 one: what holds for card 1 alone holds for it beside card 0."""
+    one = hardware(256 * GIB, 24 * GIB)
+    wide, narrow = (
+        replace(one.gpus[0], uuid=f"GPU-{i}", index=i, link=Link(generation, lanes))
+        for i, (generation, lanes) in enumerate(((4, 16), (3, 1)))
+    )
+    both, alone = replace(one, gpus=(wide, narrow)), replace(one, gpus=(narrow,))
+    beside = consider(both, mode="exact", gpu="GPU-1")
+    by_itself = consider(alone, mode="exact", gpu="GPU-1")
+    assert beside.plan is not None
+    assert beside.plan.gpu is not None
+    assert beside.plan.gpu.uuid == "GPU-1"
+    assert beside.predictions == by_itself.predictions
+    assert by_itself.plan is not None
+    assert beside.plan.choices == by_itself.plan.choices

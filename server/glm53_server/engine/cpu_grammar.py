@@ -5,6 +5,8 @@ A grammar the library refuses becomes an EngineError for that request, before an
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 from glm53_server.engine.base import EngineError, Grammar
+
+log = logging.getLogger(__name__)
 
 _TO_LLGUIDANCE: Mapping[str, Callable[[str], str]] = {
     "json_schema": llguidance.LLMatcher.grammar_from_json_schema,
@@ -28,7 +32,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._tokenizer = llguidance.LLTokenizer(
-            str(tokenizer_json), n_vocab=vocab_size, eos_token=list(eos_ids)
+            without_control_texts(tokenizer_json), n_vocab=vocab_size, eos_token=list(eos_ids)
         )
 
     def compile(self, grammar: Grammar) -> Guide:
@@ -77,8 +81,21 @@ class Guide:
                 self._start_after_id = None
             return False
         if not self._matcher.consume_token(token_id):
-            raise EngineError(f"the grammar failed: {self._matcher.get_error()}")
+            log.warning("a grammar refused id %d: %s", token_id, self._matcher.get_error())
+            raise EngineError("the grammar refused what it had allowed itself")
         return self._matcher.is_stopped()
+
+
+def without_control_texts(tokenizer_json: Path) -> str:
+    """tokenizer.json whose added tokens have texts that no answer contains.
+
+    A string of a schema may read "<think>". It is to be spelled out: with the control token as its one
+    spelling, the library allows that id and then refuses it, because control tokens are no text.
+    """
+    body = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    for token in body["added_tokens"]:
+        token["content"] = f"\0{token['id']}"
+    return json.dumps(body)
 
 
 def _refused(reason: str, param: str) -> EngineError:

@@ -200,6 +200,10 @@ class ExpertArena:
         self._closing = True
         if self._worker is not None:
             self._worker.join()
+        if self._error is None and not all(event.is_set() for event in self._ready):
+            self._error = RuntimeError("the arena was closed before it was filled")
+        for event in self._ready:  # nobody waits for ever for what will not come
+            event.set()
         for address in self._registered:
             self._kernels.host_unregister(address)
         self._registered.clear()

@@ -1,6 +1,6 @@
 """How a layer's misses are split between the link and the CPU: a calibrated, slowly tracked model.
 
-Two lanes run in parallel and join before the residual add (performance.md 2.2):
+Two lanes run in parallel and join before the residual add:
 
     link  hits * hit_s + admitted * link_s + kernels_s
     cpu   fixed_s + computed * cpu_s
@@ -10,6 +10,7 @@ The link takes the whole number of misses for which the later of the two ends fi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 TRACK = 0.05  # weight of a new measurement
@@ -37,6 +38,8 @@ def balanced(costs: LaneCosts, hits: float = 0.0) -> tuple[float, float]:
     costs (1 - fraction) * link_s, one less fraction * cpu_s: x is rounded up from link_s / both on.
     """
     both = costs.link_s + costs.cpu_s
+    if both <= 0:
+        return 0.5, 0.5  # nothing was measured
     share = costs.cpu_s / both
     spare = costs.fixed_s - costs.kernels_s - hits * costs.hit_s
     return share, spare / both + share
@@ -75,10 +78,16 @@ class LaneSample:
     kernel_calls: int = 0
     kernels_s: float = 0.0
 
+    @property
+    def plausible(self) -> bool:
+        """False for times that no clock gives: one of them would stay in the averages for good."""
+        times = (self.cpu_busy_s, self.link_busy_s, self.kernels_s)
+        return all(math.isfinite(time) and time >= 0 for time in times)
+
 
 def track(state: SplitState, sample: LaneSample) -> SplitState:
     """Fold a sample in: slow averages, and a new share when it moved beyond the hysteresis. Pure."""
-    if state.frozen or sample.layers <= 0:
+    if state.frozen or sample.layers <= 0 or not sample.plausible:
         return state
 
     def slow(old: float, new: float) -> float:
