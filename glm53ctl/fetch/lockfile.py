@@ -7,15 +7,17 @@ without a network. A file is `verified` once its bytes were hashed on this side.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from glm53ctl.supervisor.state import write_atomic
 
 LOCK_NAME = "glm53-lock.json"
 PARTIAL = ".glm53-partial"  # the folder inside where files arrive
 SCHEMA = "glm53ctl.lock/1"
+_NAME_BYTES, _PATH_CHARS = 255, 1000  # what file systems take
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,49 @@ def read_lock(folder: Path) -> Lock | None:
     """The lock of a folder; None when there is none, or none that this version can read."""
     try:
         found = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     body = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     if body.get("schema") != SCHEMA:
         return None
     try:
         files = tuple(LockedFile(**item) for item in body["files"])
-        return Lock(str(body["repo"]), str(body["revision"]), files)
+        lock = Lock(body["repo"], body["revision"], files)
     except (KeyError, TypeError):
         return None
+    named = _is_text(lock.repo) and _is_text(lock.revision)
+    return lock if named and all(_is_usable(item) for item in files) else None
+
+
+def _is_usable(item: LockedFile) -> bool:
+    """False for values of a wrong type, and for a path that leads out of the folder."""
+    return (
+        _is_inside(item.path)
+        and type(item.size_bytes) is int
+        and 0 <= item.size_bytes < 1 << 63
+        and all(one is None or _is_hash(one) for one in (item.sha256, item.git_oid))
+        and _is_text(item.source)
+        and type(item.verified) is bool
+    )
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_inside(path: object) -> bool:
+    """True for `a/b.bin`: relative, printable, each name one that a file can have."""
+    if not _is_text(path) or len(path) > _PATH_CHARS:
+        return False
+    return all(
+        part not in {".", ".."} and 0 < len(part.encode()) <= _NAME_BYTES
+        for part in path.split("/")
+    )
+
+
+def _is_hash(value: object) -> bool:
+    """Hashes are part of the names of partial downloads."""
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{1,64}", value) is not None
 
 
 def write_lock(folder: Path, lock: Lock) -> None:

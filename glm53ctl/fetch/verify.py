@@ -71,7 +71,7 @@ def safetensors_problem(file: Path) -> str | None:
         ends = [int(item["data_offsets"][1]) for name, item in header.items() if name[:2] != "__"]
     except OSError as err:
         return f"cannot be read: {err.strerror}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return "its safetensors header is damaged"
     described = 8 + header_bytes + max(ends, default=0)
     if described != size_bytes:

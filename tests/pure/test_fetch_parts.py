@@ -190,3 +190,58 @@ def test_nothing_is_fetched_without_consent(tmp_path):
         ensure_model(job, offline=False, agree=lambda count: bool(asked.append(count)), note=print)
     assert (asked, caught.value.exit_code) == ([FLASH_RELEASE.total_bytes], 7)
     assert not (tmp_path / "m").exists()
+
+
+WHOLE = {
+    "path": "a/b.bin", "size_bytes": 5, "sha256": None, "git_oid": None,
+    "source": "hub", "verified": False,
+}  # fmt: skip
+ODD = [None, True, 5, -1, 1.5, "x/", "a\0b", "../x", "/etc/passwd", "a//b", "a/./b", "\ud800"]
+ODD += ["a\x1b[2J", "", [], {}, "n" * 256, "n/" * 900 + "n", 10**30]
+
+
+FITS = {"sha256": [None], "git_oid": [None], "verified": [True], "size_bytes": [5]}
+
+
+def write_odd(folder, **changed):
+    body = {"schema": "glm53ctl.lock/1", "repo": "r", "revision": "v", "files": [WHOLE]}
+    (folder / LOCK_NAME).write_text(json.dumps({**body, **changed}))
+
+
+@pytest.mark.parametrize("key", [key for key in WHOLE if key != "source"])
+def test_a_lock_with_a_hostile_value_is_as_good_as_none(tmp_path, key):
+    write_odd(tmp_path)
+    assert read_lock(tmp_path) is not None
+    for value in ODD:
+        write_odd(tmp_path, files=[{**WHOLE, key: value}])
+        fits = any(value is one or value == one != 1 for one in FITS.get(key, []))
+        assert (read_lock(tmp_path) is not None) == fits, value
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"files": [{**WHOLE, "source": 5}]}, {"files": None}, {"files": [5]}, {"files": {"a": 1}},
+     {"repo": None}, {"revision": 5}, {"revision": "\ud800"}, {"files": [{**WHOLE, "more": 1}]}],
+)  # fmt: skip
+def test_so_is_one_of_another_shape(tmp_path, changed):
+    write_odd(tmp_path, **changed)
+    assert read_lock(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"\xff\xfe{}", b"9" * 9000, b'{"schema": 1e999}']
+)
+def test_so_is_what_is_no_document(tmp_path, content):
+    (tmp_path / LOCK_NAME).write_bytes(content)
+    assert read_lock(tmp_path) is None
+
+
+def test_a_header_nested_without_end_is_damage(tmp_path):
+    file = tmp_path / "a.safetensors"
+    for header in (
+        b"[" * 100_000,
+        b'{"a": {"data_offsets": [0, 1e999]}}',
+        b'{"a": {"data_offsets": []}}',
+    ):
+        file.write_bytes(len(header).to_bytes(8, "little") + header)
+        assert verify.safetensors_problem(file) == "its safetensors header is damaged"
