@@ -84,7 +84,7 @@ def from_json(text: str, source: str) -> Result:
     try:
         body: Any = json.loads(text)
         found = body.get("schema")
-    except (ValueError, AttributeError) as err:
+    except (ValueError, AttributeError, RecursionError) as err:
         raise UsageError(f"{source} is not a bench result: {err}") from err
     if found != SCHEMA:
         raise UsageError(f"{source} has schema {found!r}, this version reads {SCHEMA!r}")
@@ -102,6 +102,8 @@ def read(path: Path) -> Result:
         return from_json(path.read_text(encoding="utf-8"), str(path))
     except OSError as err:
         raise UsageError(f"cannot read {path}: {err.strerror}") from err
+    except UnicodeDecodeError as err:
+        raise UsageError(f"{path} is not a bench result: it is no UTF-8 text") from err
 
 
 def saved(folder: Path) -> list[Path]:

@@ -115,16 +115,17 @@ def _target(instance: str | None, url: str | None, key_file: Path | None) -> Tar
 def _baseline(compare: str | None, target: Target) -> Result | None:
     """The result to compare with. Raises UsageError when there is none."""
     from glm53ctl.bench import result as results
+    from glm53ctl.bench import saved
     from glm53ctl.errors import UsageError
 
     if compare is None:
         return None
     if compare != "last":
-        return results.read(Path(compare))
+        return saved.read_shown(Path(compare))
     found = results.saved(target.folder) if target.folder else []
     if not found:
         raise UsageError("there is no earlier result to compare with", hint="glm53ctl bench")
-    return results.read(found[-1])
+    return saved.read_shown(found[-1])
 
 
 def _measure(
@@ -249,11 +250,11 @@ def report_saved(
       glm53ctl bench report result.json --html report.html --png plots
     """
     from glm53ctl import render
-    from glm53ctl.bench import result as results
-    from glm53ctl.bench import text
+    from glm53ctl.bench import saved, text
 
-    result = results.read(file)
-    _write(result, None, html, png)
+    result = saved.read_shown(file)
+    with saved.damage_named(file):
+        _write(result, None, html, png)
     if markdown:
         render.emit(text.markdown(result, None))
         return
