@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from glm53ctl import in_use
 from glm53ctl.env import Environ
 from glm53ctl.plan import Plan
 from glm53ctl.supervisor.child import child_environment, server_command
@@ -22,7 +23,10 @@ def run(plan: Plan, drain_s: float, on_ready: Callable[[str], None]) -> int:
 
     The server's output is ours. The plan file lives as long as the server.
     """
-    with tempfile.TemporaryDirectory(prefix="glm53-") as folder:
+    with (
+        in_use.held(Path(plan.model.path)),
+        tempfile.TemporaryDirectory(prefix="glm53-") as folder,
+    ):
         plan_path = Path(folder) / "plan.json"
         plan_path.write_text(plan.to_json(), encoding="utf-8")
         read_fd, write_fd = os.pipe()

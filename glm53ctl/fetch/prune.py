@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm53ctl import in_use
 from glm53ctl.errors import ArtifactError, Conflict
 from glm53ctl.fetch import store, verify
 from glm53ctl.fetch.catalog import Release
@@ -52,6 +53,8 @@ def _downloads(models_dir: Path, release: Release, used: frozenset[Path]) -> Ite
         lock = read_lock(folder)
         if lock is None or is_locked(folder / PARTIAL / "lock"):
             continue
+        if in_use.is_held(folder):
+            continue
         inside = folder.parent.resolve() == models_dir.resolve() and not folder.is_symlink()
         if inside and resolved not in used and lock.revision != release.revision:
             why = f"revision {lock.revision[:12]}; this version uses {release.revision[:12]}"
@@ -75,7 +78,8 @@ def remove(found: Leftover) -> None:
         if path.parent.name == PARTIAL:
             _remove_part(path)
         else:
-            shutil.rmtree(path)
+            with in_use.alone(path):
+                shutil.rmtree(path)
     except OSError as err:
         raise ArtifactError(f"cannot remove {path}: {err.strerror}", error_id="ART-003") from err
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from glm53ctl import in_use
 from glm53ctl.checkpoint import open_checkpoint
 from glm53ctl.errors import ArtifactError, BadModel, Conflict
 from glm53ctl.fetch import verify
@@ -172,7 +173,8 @@ def remove(folder: Path, models_dir: Path, used_by: tuple[str, ...]) -> int:
         )
     held = size_bytes(folder)
     try:
-        shutil.rmtree(folder)
+        with in_use.alone(folder):
+            shutil.rmtree(folder)
     except OSError as err:
         raise ArtifactError(f"cannot remove {folder}: {err.strerror}") from err
     return held

@@ -15,6 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
+from glm53ctl import in_use
 from glm53ctl.env import Environ
 from glm53ctl.plan import read_plan
 from glm53ctl.supervisor import logs
@@ -43,7 +44,8 @@ def main(argv: list[str]) -> int:
         return 0
     supervisor = Supervisor(instance, plan, policy, Environ.current().values)
     logs.note(instance.log_path, f"start, plan {plan.fingerprint()}, {plan.engine} on {plan.url}")
-    code = asyncio.run(supervisor.run(listener))
+    with in_use.held(Path(plan.model.path)):
+        code = asyncio.run(supervisor.run(listener))
     logs.note(instance.log_path, f"end, exit code {code}")
     instance.socket_path.unlink(missing_ok=True)
     instance.lock_path.unlink(missing_ok=True)  # the kernel drops the lock itself when we exit

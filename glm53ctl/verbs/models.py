@@ -307,25 +307,12 @@ def _stored() -> list[Any]:
 
 
 def _users(paths: Paths, folder: Path) -> tuple[str, ...]:
-    """Names of the running instances whose plan serves this folder."""
-    from glm53ctl import client, starting
-    from glm53ctl.errors import Glm53Error
-    from glm53ctl.plan import read_plan
+    """Names of what serves this folder. Raises Conflict for an instance that could serve any."""
+    from glm53ctl import in_use
 
-    found: list[str] = []
-    if not paths.state_dir.is_dir():
-        return ()
-    for item in sorted(paths.state_dir.iterdir()):
-        try:
-            instance = starting.find_instance(paths, item.name)
-            if not client.is_running(instance):
-                continue
-            served = Path(read_plan(instance.plan_path).model.path)
-        except Glm53Error:
-            continue
-        if served.resolve() == folder.resolve():
-            found.append(f"instance {item.name}")
-    return tuple(found)
+    wanted = folder.resolve()
+    names = tuple(f"instance {name}" for name, served in in_use.running(paths) if served == wanted)
+    return names or (("a running server",) if in_use.is_held(folder) else ())
 
 
 def _confirm(question: str) -> bool:

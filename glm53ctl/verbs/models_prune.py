@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from glm53ctl.verbs import options
-
-if TYPE_CHECKING:
-    from glm53ctl.paths import Paths
 
 
 def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) -> None:
@@ -27,13 +21,13 @@ def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) 
     """
     from dataclasses import asdict
 
-    from glm53ctl import render
+    from glm53ctl import in_use, render
     from glm53ctl.fetch import prune as pruning
     from glm53ctl.verbs import models
 
     settings, paths, environ = models.setup()
     job = models.job_for(settings, paths, environ)
-    used = {job.folder.resolve(), *_served(paths)}
+    used = {job.folder.resolve(), *in_use.served(paths)}
     if "/" in settings.model:
         used.add(Path(settings.model).expanduser().resolve())
     found = pruning.leftovers(paths.models_dir, job.release, frozenset(used))
@@ -54,13 +48,3 @@ def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) 
         render.emit(f"removed  {render.gigabytes(total)}")
     else:
         render.emit(f"would free {render.gigabytes(total)}: glm53ctl models prune --yes")
-
-
-def _served(paths: Paths) -> Iterator[Path]:
-    """The checkpoint of the last plan of every instance, running or not."""
-    from glm53ctl.errors import Glm53Error
-    from glm53ctl.plan import read_plan
-
-    for file in paths.state_dir.glob("*/plan.json"):
-        with suppress(Glm53Error):
-            yield Path(read_plan(file).model.path).resolve()

@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stage import free_port, wait_until
 
-from glm53ctl import cli, fetch
+from glm53ctl import cli, in_use
 from glm53ctl.errors import Conflict
 from glm53ctl.fetch import prune
 from glm53ctl.fetch.catalog import FLASH_RELEASE
-from glm53ctl.fetch.lockfile import PARTIAL, Lock, LockedFile, part_path, write_lock
+from glm53ctl.fetch.lockfile import (
+    PARTIAL,
+    Lock,
+    LockedFile,
+    part_path,
+    read_lock,
+    write_lock,
+)
 from glm53ctl.paths import FLASH_FOLDER, tiny_checkpoint
 from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
 from glm53ctl.supervisor.state import try_lock
@@ -78,12 +89,9 @@ def test_an_old_revision_goes_only_with_yes(models: Path, capsys):
 def test_what_an_instance_serves_or_the_settings_name_stays(models: Path, capsys, monkeypatch):
     served = checkpoint(models / "served", OLD.revision)
     named = checkpoint(models / "named", OLD.revision)
-    plan = Plan(
-        Mode.CPU, EngineName.SCRIPTED, ModelPlan(str(served), "m", 2048), ListenPlan(), CpuPlan(1, ())
-    )  # fmt: skip
     file = models.parent / "state/i/plan.json"
     file.parent.mkdir(parents=True)
-    file.write_text(plan.to_json())
+    file.write_text(plan_of(served).to_json())
     monkeypatch.setenv("GLM53_MODEL", str(named))
     assert offered(capsys) == {}
     monkeypatch.delenv("GLM53_MODEL")
@@ -93,7 +101,7 @@ def test_what_an_instance_serves_or_the_settings_name_stays(models: Path, capsys
 
 def test_parts_stay_while_a_download_goes_on_from_them(models: Path, capsys):
     folder = checkpoint(models / FLASH_FOLDER, FLASH_RELEASE.revision)
-    lock = fetch.store.read_lock(folder)
+    lock = read_lock(folder)
     assert lock is not None
     partial = folder / PARTIAL
     partial.mkdir()
@@ -128,3 +136,92 @@ def test_an_import_that_was_killed_goes_and_one_under_way_stays(models: Path, ca
     assert offered(capsys)[str(left)]["freed_bytes"] == 2
     assert cli.run(["models", "prune", "--yes"]) == 0
     assert not left.exists()
+
+
+def plan_of(model: Path) -> Plan:
+    return Plan(
+        Mode.CPU, EngineName.SCRIPTED, ModelPlan(str(model), "m", 2048), ListenPlan(), CpuPlan(1, ())
+    )  # fmt: skip
+
+
+@pytest.fixture
+def running(models: Path) -> Iterator[Path]:
+    """The folder of an instance whose lock is held."""
+    folder = models.parent / "state/busy"
+    folder.mkdir(parents=True)
+    fd = try_lock(folder / "lock")
+    assert fd is not None
+    yield folder
+    os.close(fd)
+
+
+@pytest.mark.parametrize("text", [
+    None, "", "[]", "null", "{", "\xff", '{"model": {}}', '{"model": {"path": 3}}', '{"model": []}',
+    '{"model": {"path": ""}}', "[" * 100_000,
+])  # fmt: skip
+def test_beside_a_server_of_an_unknown_model_nothing_goes(models: Path, running, text, capsys):
+    old = checkpoint(models / "old", OLD.revision)
+    if text is not None:
+        (running / "plan.json").write_text(text, encoding="latin-1")
+    for verb in (["prune"], ["prune", "--yes"], ["rm", "old", "--yes"]):
+        assert cli.run(["models", *verb]) == 6
+        told = capsys.readouterr().err
+        assert "instance 'busy' is running" in told
+        assert "glm53ctl down --instance busy" in told
+    assert old.is_dir()
+
+
+@pytest.mark.parametrize("change", [{"schema": "glm53ctl.plan/9"}, {"new": 1}, {"mode": "warp"}])
+def test_a_plan_of_another_version_still_tells_its_model(models: Path, running, change, capsys):
+    old, served = (checkpoint(models / name, OLD.revision) for name in ("old", "served"))
+    body = json.loads(plan_of(served).to_json()) | change
+    (running / "plan.json").write_text(json.dumps(body))
+    assert set(offered(capsys)) == {str(old)}
+    assert cli.run(["models", "rm", "served", "--yes"]) == 6
+    assert "in use by instance busy" in capsys.readouterr().err
+    assert served.is_dir()
+
+
+def test_a_lock_that_cannot_be_opened_counts_as_held(models: Path, capsys):
+    checkpoint(models / "old", OLD.revision)
+    (models.parent / "state/odd/lock").mkdir(parents=True)
+    (models.parent / "state/a-file").write_text("")
+    assert cli.run(["models", "prune", "--yes"]) == 6
+    assert "instance 'odd'" in capsys.readouterr().err
+
+
+def test_what_a_server_holds_stays_without_any_plan(models: Path, capsys):
+    old = checkpoint(models / "old", OLD.revision)
+    found = prune.Leftover(str(old), 1, "")
+    with in_use.held(old), in_use.held(old):
+        assert offered(capsys) == {}
+        with pytest.raises(Conflict):
+            prune.remove(found)
+        assert cli.run(["models", "rm", "old", "--yes"]) == 6
+        assert "in use by a running server" in capsys.readouterr().err
+    assert set(offered(capsys)) == {str(old)}
+    with in_use.alone(old), pytest.raises(Conflict), in_use.held(old):
+        pass
+    prune.remove(found)
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("verb", ["serve", "up"])
+def test_a_real_server_keeps_its_checkpoint(models: Path, verb: str, capsys, monkeypatch):
+    old = checkpoint(models / "old", OLD.revision)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    command = [sys.executable, "-m", "glm53ctl"]
+    start = [verb, "--engine", "scripted", "--model", str(old), "--port", str(free_port())]
+    with subprocess.Popen([*command, *start], stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: in_use.is_held(old))
+        if verb == "up":
+            assert process.wait() == 0
+            shutil.rmtree(models.parent / "state/default")
+        assert cli.run(["models", "prune", "--yes"]) == 0
+        assert cli.run(["models", "rm", "old", "--yes"]) == 6
+        assert "in use by a running server" in capsys.readouterr().err
+        if verb == "up":
+            subprocess.run([*command, "down", "--force"], check=False, capture_output=True)
+        process.terminate()
+    assert (old / "config.json").exists()
+    wait_until(lambda: not in_use.is_held(old))
