@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT_FILE = ".commit"
+_COMMIT_CHARS = 64
 
 
 def commit(root: Path = ROOT) -> str | None:
@@ -19,10 +21,14 @@ def commit(root: Path = ROOT) -> str | None:
 
 
 def _from_file(path: Path) -> str | None:
+    """The first line, when it is a commit as git writes it: nothing else goes into a result."""
     try:
-        return path.read_text(encoding="utf-8").strip() or None
+        with path.open("rb") as file:
+            line = file.read(_COMMIT_CHARS + 2).partition(b"\n")[0]
     except OSError:
         return None
+    name = line.decode("ascii", errors="replace").strip()
+    return name if re.fullmatch(rf"[0-9a-z-]{{1,{_COMMIT_CHARS}}}", name) else None
 
 
 def _from_git(root: Path) -> str | None:

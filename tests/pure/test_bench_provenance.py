@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from glm53ctl.bench.provenance import commit
 
 
@@ -43,3 +45,28 @@ def test_the_file_counts_where_the_copied_git_folder_is_older_than_the_files(tmp
     found = commit(tmp_path)
     assert found is not None
     assert found.endswith("-dirty"), "an empty file says nothing"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"76a1441-dirty\r\n", "76a1441-dirty"),
+        (b"76a1441\nand more\n" * 1000, "76a1441"),
+        (b"a" * 64, "a" * 64),
+        (b"a" * 65, None),
+        (b"a" * 1_000_000, None),
+        (b"\x7fELF\x00\xff\xfe", None),
+        (b"76a1441 of main\n", None),
+        (b"<script>\n", None),
+        ("76a14é1\n".encode(), None),
+        (b"\n76a1441\n", None),
+    ],
+)
+def test_only_a_first_line_that_is_a_commit_counts(tmp_path, content, found):
+    (tmp_path / ".commit").write_bytes(content)
+    assert commit(tmp_path) == found
+
+
+def test_a_folder_of_that_name_says_nothing(tmp_path):
+    (tmp_path / ".commit").mkdir()
+    assert commit(tmp_path) is None
