@@ -69,16 +69,18 @@ def size_bytes(folder: Path) -> int:
 def candidates(models_dir: Path) -> list[Path]:
     """Folders below `models_dir` that look like a checkpoint, whole or not."""
     try:
-        found = [item for item in models_dir.iterdir() if item.is_dir()]
+        return sorted(item for item in models_dir.iterdir() if _looks_like_one(item))
     except OSError:
         return []
-    return sorted(
-        item
-        for item in found
-        if (item / LOCK_NAME).exists()
-        or (item / PARTIAL).exists()
-        or (item / "config.json").exists()
-    )
+
+
+def _looks_like_one(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and any(
+            (folder / name).exists() for name in (LOCK_NAME, PARTIAL, "config.json")
+        )
+    except OSError:  # not ours to read
+        return False
 
 
 def import_from(

@@ -225,3 +225,74 @@ def test_a_real_server_keeps_its_checkpoint(models: Path, verb: str, capsys, mon
         process.terminate()
     assert (old / "config.json").exists()
     wait_until(lambda: not in_use.is_held(old))
+
+
+@pytest.mark.parametrize("revision", [OLD.revision, FLASH_RELEASE.revision])
+@pytest.mark.parametrize("linked", ["partial", "lock", "model", "pinned model", "import", "part"])
+def test_nothing_behind_a_symlink_is_touched(models: Path, linked: str, revision: str, capsys):
+    outside = checkpoint(models.parent / "elsewhere", revision)
+    (outside / PARTIAL).mkdir()
+    (outside / PARTIAL / "a.part").write_bytes(b"12345")
+    (outside / PARTIAL / "lock").write_bytes(b"")
+    for item in (*outside.rglob("*"), outside):
+        os.utime(item, (1, 1))
+    before = sorted(outside.rglob("*"))
+    if linked in {"model", "pinned model", "import"}:
+        names = {"model": "m", "pinned model": FLASH_FOLDER, "import": ".z.importing"}
+        (models / names[linked]).symlink_to(outside)
+    else:
+        partial = checkpoint(models / "m", FLASH_RELEASE.revision) / PARTIAL
+        if linked == "partial":
+            partial.symlink_to(outside / PARTIAL)
+        else:
+            partial.mkdir()
+            other = "a.part" if linked == "lock" else "lock"
+            (partial / other).write_bytes(b"")
+            mine = "lock" if linked == "lock" else "a.part"
+            (partial / mine).symlink_to(outside / PARTIAL / mine)
+    assert cli.run(["models", "prune", "--yes"]) == 0
+    told = capsys.readouterr().err
+    assert ("left alone" in told) == (linked in {"partial", "lock", "import"})
+    assert sorted(outside.rglob("*")) == before
+    assert (models / "m" / PARTIAL).exists() == (linked in {"partial", "lock", "model"})
+
+
+def test_odd_entries_stop_nothing_and_are_told(models: Path, capsys, monkeypatch):
+    old = checkpoint(models / "old", OLD.revision)
+    (models / ".file.importing").write_text("x")
+    (models / ".dangling.importing").symlink_to("nowhere")
+    odd = checkpoint(models / "odd", FLASH_RELEASE.revision) / PARTIAL
+    odd.write_text("a file")
+    strange = checkpoint(models / "strange", FLASH_RELEASE.revision) / PARTIAL
+    (strange / "a.folder").mkdir(parents=True)
+    locked = checkpoint(models / "locked", OLD.revision)
+    refusing = shutil.rmtree
+
+    def rmtree(path: Path) -> None:
+        if path == locked:
+            raise PermissionError(13, "Permission denied")
+        refusing(path)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert cli.run(["models", "prune", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert {Path(item["path"]).name for item in body["left_alone"]} == {
+        ".file.importing", ".dangling.importing", "odd",
+    }  # fmt: skip
+    assert cli.run(["models", "prune", "--yes", "--json"]) == 7
+    told = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert told.startswith("1 of 2 removed; not these:")
+    assert f"cannot remove {locked}: Permission denied" in told
+    assert not old.exists()
+    assert (models / ".dangling.importing").is_symlink()
+
+
+def test_what_vanishes_meanwhile_is_no_error(models: Path, monkeypatch, capsys):
+    gone, old = models / ".x.importing", checkpoint(models / "old", OLD.revision)
+    gone.mkdir()
+    listing, is_dir = prune._import, Path.is_dir
+    monkeypatch.setattr(prune, "_import", lambda folder: (gone.rmdir(), listing(folder))[1])
+    monkeypatch.setattr(Path, "is_dir", lambda path: path == gone or is_dir(path))
+    assert set(offered(capsys)) == {str(old)}
+    prune.remove(prune.Leftover(str(gone), 1, ""))
+    prune.remove(prune.Leftover(str(models / "m" / PARTIAL / "a.part"), 1, ""))
