@@ -7,6 +7,7 @@ runs is touched: a server keeps the environment that it was started from.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -24,6 +25,9 @@ from glm53ctl.errors import Glm53Error, StartFailed, UsageError
 from glm53ctl.probes.system import System
 
 _STAMP = re.compile(r"-\d{8}T\d{6}$")
+_REQUIREMENT = re.compile(
+    r"\s*(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[(?P<extras>[^\]]*)\])?\s*(?P<rest>|[@=<>!~;(].*)"
+)
 _PROGRAM = Path("bin/glm53ctl")
 _TRY_LIMIT_S = 600.0
 
@@ -60,7 +64,9 @@ class Installation:
         return sorted(
             item
             for item in found
-            if not item.is_symlink() and (item.name == self._base or _STAMP.search(item.name))
+            if item.is_dir()
+            and not item.is_symlink()
+            and (item.name == self._base or _STAMP.search(item.name))
         )
 
 
@@ -90,6 +96,20 @@ def source_of(given: str | None) -> str:
         "say what to install: a wheel, a checkout, or a requirement for pip",
         hint="glm53ctl upgrade glm53ctl-0.2.0-py3-none-linux_x86_64.whl",
     )
+
+
+def with_extras(source: str, names: str) -> str:
+    """A requirement for pip with extras, which belong behind the name: before versions and URLs."""
+    if not names or Path(source).exists():
+        return f"{source}[{names}]" if names else source
+    if "://" in source and "@" not in source.partition("://")[0]:
+        return f"glm53ctl[{names}] @ {source}"
+    if (found := _REQUIREMENT.fullmatch(source)) is None:
+        return f"{source}[{names}]"
+    wanted = [item.strip() for item in (found["extras"] or "").split(",")] + names.split(",")
+    unique = ",".join(dict.fromkeys(filter(None, wanted)))
+    rest = found["rest"].strip()
+    return f"{found['name']}[{unique}]{' ' if rest[:1] in {'@', ';'} else ''}{rest}"
 
 
 def extras(system: System) -> str:
@@ -149,19 +169,31 @@ def switch(found: Installation, folder: Path) -> Installation:
 
 
 def remove_unused(found: Installation) -> list[Path]:
-    """Delete environments that are neither current nor previous and that no process runs from."""
+    """Delete environments that are neither current nor previous and that no process runs from.
+
+    One that the disk keeps stays for the next time: the switch is done.
+    """
     keep = {found.current, found.previous}
     gone = [item for item in found.environments() if item not in keep and not _in_use(item)]
     for item in gone:
-        shutil.rmtree(item)
-    return gone
+        shutil.rmtree(item, ignore_errors=True)
+    return [item for item in gone if not item.exists()]
 
 
 def _in_use(folder: Path) -> bool:
+    """Whether a process runs from an environment, by whatever path its command line has."""
     import psutil
 
-    words = (word for p in psutil.process_iter(["cmdline"]) for word in p.info["cmdline"] or ())
-    return any(word.startswith(f"{folder}/") for word in words)
+    real = os.path.realpath(folder)
+    for process in psutil.process_iter(["cmdline", "cwd", "exe"]):
+        info = process.info
+        words = [word for word in info["cmdline"] or () if "/" in word]
+        for word in (*words, info["exe"] or ""):
+            place = Path(info["cwd"] or "/", word)
+            # Its python is a link to that of the system: only the folder is resolved.
+            if real in (os.path.realpath(item) for item in place.parents):
+                return True
+    return False
 
 
 def _point(link: Path, target: Path) -> None:

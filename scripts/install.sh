@@ -60,8 +60,23 @@ if [ -z "$python" ]; then
   exit 2
 fi
 
+# Extras belong behind the name: before versions and URLs.
+requirement='^([A-Za-z0-9][A-Za-z0-9._-]*) *(\[([^]]*)\])? *([@=<>!~;(].*)?$'
 what=$source
-[ "$extra" = none ] || what="${source}[$extra]"
+if [ "$extra" != none ]; then
+  if [ -e "$source" ]; then
+    what="${source}[$extra]"
+  elif [[ $source == *://* && ${source%%://*} != *@* ]]; then
+    what="glm53ctl[$extra] @ $source"
+  elif [[ $source =~ $requirement ]]; then
+    own=${BASH_REMATCH[3]}
+    rest=${BASH_REMATCH[4]}
+    [[ $rest != [@\;]* ]] || rest=" $rest"
+    what="${BASH_REMATCH[1]}[${own:+$own,}$extra]$rest"
+  else
+    what="${source}[$extra]"
+  fi
+fi
 say "installing $what into $prefix"
 run "$python" -m venv "$prefix"
 run "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "$what"

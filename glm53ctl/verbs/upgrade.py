@@ -44,7 +44,7 @@ def upgrade(
     environ = Environ.current()
     found = installed.find(environ, Path(sys.prefix))
     wanted = installed.extras(System(environ)) if extra is None else extra
-    requirement = installed.source_of(source) + (f"[{wanted}]" if wanted else "")
+    requirement = installed.with_extras(installed.source_of(source), wanted)
     folder = found.beside(datetime.now(UTC).strftime("%Y%m%dT%H%M%S"))
     render.say(f" stage   {requirement} into {folder}")
     if dry_run:

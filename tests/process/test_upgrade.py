@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from glm53ctl import installed
 from glm53ctl.env import Environ
@@ -170,3 +172,81 @@ def test_installed_upgraded_and_rolled_back_for_real(tmp_path: Path, wheel: Path
     assert command.resolve().parent.parent == first
     run(ROOT / "scripts/install.sh", "--uninstall")
     assert not list(first.parent.glob("venv*"))
+
+
+def test_any_number_of_upgrades_keeps_the_last_two(home: Path):
+    for number in range(1, 6):
+        before = found_in(home)
+        new = program(before.beside(f"2026010{number}T000000"))
+        installed.remove_unused(installed.switch(before, new))
+        now = found_in(home)
+        assert (now.current, now.previous) == (new, before.current)
+        assert now.environments() == sorted([before.current, new])
+
+
+def test_an_environment_that_the_disk_keeps_is_no_error(home: Path, monkeypatch):
+    old = program(home / "share" / f"venv-{OLD}")
+    now = installed.switch(found_in(home), program(found_in(home).beside(NEW)))
+    monkeypatch.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(OSError(16, "busy")))
+    assert installed.remove_unused(now) == []
+    assert old.is_dir()
+
+
+@pytest.mark.parametrize("how", ["link", "relative", "relative to a link", "python", "exe"])
+def test_an_environment_that_runs_by_another_path_stays(home: Path, tmp_path: Path, how: str):
+    busy = program(home / "share" / f"venv-{OLD}", "read line")
+    now = installed.switch(found_in(home), program(found_in(home).beside(NEW)))
+    link = tmp_path / "link"
+    link.symlink_to(home / "share")
+    cwd, word = home, str(link / busy.name / "bin/glm53ctl")
+    if how.startswith("relative"):
+        cwd, word = (link if "link" in how else home / "share"), f"{busy.name}/bin/glm53ctl"
+    command = ["/bin/sh", word]
+    if how == "python":
+        (busy / "bin/python").symlink_to(Path(sys.executable).resolve())
+        command = [str(link / busy.name / "bin/python"), "-c", "input()"]
+    elif how == "exe":
+        shutil.copy("/bin/cat", busy / "bin/cat")
+        command = ["cat"]
+    executable = str(busy / "bin/cat") if how == "exe" else None
+    with subprocess.Popen(command, executable=executable, cwd=cwd, stdin=-1) as running:
+        assert installed.remove_unused(now) == []
+        running.communicate(b"\n")
+    assert installed.remove_unused(now) == [busy]
+
+
+REQUIREMENTS = [
+    ("glm53ctl", "glm53ctl[cuda,cpu]"),
+    ("glm53ctl==0.2.0", "glm53ctl[cuda,cpu]==0.2.0"),
+    ("glm53ctl >= 0.2, < 1", "glm53ctl[cuda,cpu]>= 0.2, < 1"),
+    ("glm53ctl~=0.2", "glm53ctl[cuda,cpu]~=0.2"),
+    ("glm53ctl[bench]==0.2.0", "glm53ctl[bench,cuda,cpu]==0.2.0"),
+    ("glm53ctl @ https://h/a/g.whl", "glm53ctl[cuda,cpu] @ https://h/a/g.whl"),
+    ("glm53ctl@git+ssh://git@h/a", "glm53ctl[cuda,cpu] @git+ssh://git@h/a"),
+    ("https://h/a/glm53ctl-0.2.0-py3-none-any.whl",
+     "glm53ctl[cuda,cpu] @ https://h/a/glm53ctl-0.2.0-py3-none-any.whl"),
+    ("git+https://user@h/a", "glm53ctl[cuda,cpu] @ git+https://user@h/a"),
+    ("glm53ctl; python_version > '3'", "glm53ctl[cuda,cpu] ; python_version > '3'"),
+    ("./a==b.whl", "./a==b.whl[cuda,cpu]"),
+    ("not/there", "not/there[cuda,cpu]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "wanted"), REQUIREMENTS)
+def test_extras_go_behind_the_name(tmp_path: Path, monkeypatch, given: str, wanted: str):
+    """By `upgrade` and by install.sh alike, and as pip's own parser reads it."""
+    monkeypatch.chdir(tmp_path)
+    if given.startswith("."):
+        Path(given).write_text("")
+    assert installed.with_extras(given, "cuda,cpu") == wanted
+    assert installed.with_extras(given, "") == given
+    if "/there" not in given and not given.startswith("."):
+        parsed = Requirement(wanted)
+        assert parsed.name == "glm53ctl"
+        assert {"cuda", "cpu"} <= parsed.extras
+    told = subprocess.run(
+        [ROOT / "scripts/install.sh", "--dry-run", "--extra", "cuda,cpu", given],
+        env={**os.environ, "HOME": str(tmp_path), "PYTHON": sys.executable},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"installing {wanted} into " in told.stderr
