@@ -78,7 +78,8 @@ def aged_record(instance: Instance) -> Record | None:
         return record
     with suppress(OSError):
         age_s = max(0.0, time.time() - instance.state_path.stat().st_mtime)
-        record |= {key: record[key] + age_s for key in ("uptime_s", "phase_s") if record[key]}
+        times = {key: record[key] for key in ("uptime_s", "phase_s") if record[key] is not None}
+        record |= {key: seconds + age_s for key, seconds in times.items()}
     return record
 
 

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from glm53ctl.errors import UsageError
 from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
 from glm53ctl.supervisor import logs
+from glm53ctl.supervisor.ask import aged_record
 from glm53ctl.supervisor.classify import Report
 from glm53ctl.supervisor.lifecycle import State
 from glm53ctl.supervisor.ready import LoadProgress, ReadyPipe, Serving, parse
 from glm53ctl.supervisor.record import plan_part, state_part
 from glm53ctl.supervisor.state import (
+    _ALWAYS,
     Identity,
     Instance,
     boot_id,
@@ -215,3 +217,23 @@ def test_following_loses_nothing_over_a_rotation(tmp_path: Path):
 def test_a_full_disk_does_not_stop_a_note(tmp_path: Path):
     (tmp_path / "server.log").symlink_to("/dev/full")
     logs.note(tmp_path / "server.log", "nobody will read this")
+
+
+@pytest.mark.parametrize("at_write_s", [0.0, 5.0, None])
+def test_times_of_a_record_in_the_file_go_on_while_its_supervisor_lives(tmp_path: Path, at_write_s):
+    made = instance(tmp_path)
+    record = dict.fromkeys(_ALWAYS) | {"phase_s": at_write_s, "uptime_s": at_write_s}
+    me = Identity.of(os.getpid())
+    assert me is not None
+    write_record(made, record | {"supervisor": me.to_dict()})
+    a_minute_ago = time.time() - 60
+    os.utime(made.state_path, (a_minute_ago, a_minute_ago))
+    fd = try_lock(made.lock_path)
+    assert fd is not None
+    found = aged_record(made)
+    os.close(fd)
+    assert found is not None
+    for key in ("phase_s", "uptime_s"):
+        expected = None if at_write_s is None else pytest.approx(at_write_s + 60, abs=5)
+        assert found[key] == expected
+    assert (aged_record(made) or {})["phase_s"] == at_write_s, "nobody lives"
