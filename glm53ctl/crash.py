@@ -13,9 +13,10 @@ from glm53ctl.errors import Glm53Error
 from glm53ctl.paths import user_paths
 from glm53ctl.redact import redact
 
+_IN_THE_WAY = {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY}
 _OF_THE_MACHINE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),
-    *(errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.ELOOP, *_IN_THE_WAY),
 }
 
 
@@ -26,9 +27,10 @@ def bug(err: Exception) -> Glm53Error:
     """
     if isinstance(err, OSError) and err.errno in _OF_THE_MACHINE:
         what = f"cannot use {err.filename}" if err.filename else "the system refuses"
+        way_out = "move it away" if err.errno in _IN_THE_WAY else "make it writable"
         return Glm53Error(
             f"{what}: {err.strerror}",
-            hint="make it writable, or keep files elsewhere: `glm53ctl help files` shows where",
+            hint=f"{way_out}, or keep files elsewhere: `glm53ctl help files` shows where",
         )
     environ = Environ.current()
     text = "".join(traceback.format_exception(err))

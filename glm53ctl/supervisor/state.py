@@ -157,7 +157,7 @@ def is_locked(path: Path) -> bool:
     """True while some process holds the lock. Creates nothing."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -11,7 +11,17 @@ from glm53ctl import crash
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.ENAMETOOLONG]
+    "number",
+    [
+        errno.EACCES,
+        errno.EROFS,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+    ],
 )
 def test_a_refused_file_is_named_and_no_bug(number: int):
     error = crash.bug(OSError(number, os.strerror(number), "/state/lock"))
