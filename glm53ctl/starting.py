@@ -75,8 +75,9 @@ def running_plan(instance: Instance) -> Plan:
         return read_plan(instance.plan_path)
     except UsageError as err:
         raise Conflict(
-            f"{instance.name!r} is running already, but {err.message}",
-            hint=f"stop it, then give the same command again: glm53ctl down{instance.option}",
+            f"{instance.name!r} is running, but {err.message}",
+            hint=f"stop it: glm53ctl down{instance.option}\n"
+            f"and start it again: glm53ctl up{instance.option}",
         ) from err
 
 

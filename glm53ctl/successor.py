@@ -27,15 +27,18 @@ class Held:
 
 
 def after_stop(situation: Situation, instance: Instance) -> Situation:
-    """The situation once `instance` has ended; the same one when nothing of it runs."""
-    from glm53ctl.plan import read_plan
+    """The situation once `instance` has ended; the same one when nothing of it runs.
+
+    Raises Conflict, with the way out, when the files of the running instance were removed or damaged.
+    """
+    from glm53ctl.starting import running_plan
     from glm53ctl.supervisor.state import read_record, session_members
 
     child = (read_record(instance) or {}).get("child")
     if not child:
         return situation
     pids = frozenset(session_members(child["pid"]))
-    found = held(situation.hardware, read_plan(instance.plan_path), pids, resident_bytes(pids))
+    found = held(situation.hardware, running_plan(instance), pids, resident_bytes(pids))
     return replace(situation, hardware=given_back(situation.hardware, found))
 
 

@@ -28,12 +28,17 @@ def logs(
       glm53ctl logs -f
     """
     from glm53ctl import client, render
-    from glm53ctl.errors import NotRunning
+    from glm53ctl.errors import ArtifactError, NotRunning
     from glm53ctl.supervisor import logs as files
     from glm53ctl.verbs.operate import named_instance
 
     found = named_instance(instance)
     if not found.log_path.parent.is_dir():
+        if client.is_running(found):
+            raise ArtifactError(
+                f"{found.log_path.parent} was removed, and {found.name!r} runs on without a log",
+                hint=f"make a new one: glm53ctl down{found.option}, then glm53ctl up{found.option}",
+            )
         raise NotRunning(f"{found.name!r} was never started", hint=f"glm53ctl up{found.option}")
     if not follow:
         for line in files.tail(found.log_path, lines):

@@ -265,13 +265,53 @@ def test_a_removed_state_folder_is_said_with_the_way_out(shell: Shell):
     for command in (("up", *SCRIPTED, "--port", str(shell.port)), ("status",), ("restart",)):
         said = shell(*command)
         assert said.returncode == 6
-        assert "is running already" in said.stderr
-        assert "glm53ctl down" in said.stderr
+        assert "is running, but cannot read the plan" in said.stderr
+        assert "stop it: glm53ctl down\n" in said.stderr
+        assert "start it again: glm53ctl up\n" in said.stderr
     elsewhere = shell("up", *SCRIPTED, "--port", str(shell.port), "--instance", "b")
     assert "of instance 'default'" in elsewhere.stderr
     assert "stop it: glm53ctl down," in elsewhere.stderr
     assert "stopped" in shell("down").stdout
     assert shell.up().returncode == 0
+
+
+def test_files_lost_beside_a_running_server_are_said_with_the_way_out(shell: Shell):
+    assert shell.up().returncode == 0
+    shutil.rmtree(shell.folder / "logs")
+    for follow in ((), ("--follow",)):
+        said = shell("logs", *follow)
+        assert "never started" not in said.stderr
+        assert f"{shell.folder / 'logs'} was removed" in said.stderr
+        assert (said.returncode, "glm53ctl up" in said.stderr) == (7, True)
+    plan = (shell.folder / "plan.json").read_text()
+    for damaged in ("", plan[:-9], None):
+        path = shell.folder / "plan.json"
+        path.unlink() if damaged is None else path.write_text(damaged)
+        for command in (("up", "--replace", *SCRIPTED, "--port", str(shell.port)), ("status",)):
+            said = shell(*command)
+            assert said.returncode == 6, said.stderr
+            assert "glm53ctl down" in said.stderr
+            assert "same command" not in said.stderr
+    assert shell("down").returncode == 0
+    assert shell.up().returncode == 0
+
+
+@pytest.mark.parametrize("place", ["", "logs", "state.json", "lock", "../default.sock"])
+def test_what_stands_where_a_file_or_folder_of_ours_should_is_named(shell: Shell, place: str):
+    path = shell.folder / place
+    shell.folder.parent.mkdir(parents=True, exist_ok=True)
+    if place in {"", "logs"}:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    else:
+        shell.folder.mkdir(parents=True)
+        path.mkdir()
+    said = shell.up()
+    assert (said.returncode, "BUG" in said.stderr) == (1, False), said.stderr
+    assert f"cannot use {path.resolve()}" in said.stderr
+    assert "move it away" in said.stderr
+    for verb in ("status", "logs", "down"):
+        assert "BUG" not in shell(verb).stderr
 
 
 def test_doctor_measures_nothing_beside_a_server_that_generates(shell: Shell):

@@ -56,7 +56,7 @@ def test_a_running_instance_without_a_plan_is_said_with_the_way_out(
     running.plan_path.unlink() if raw is None else running.plan_path.write_bytes(raw)
     with pytest.raises(Conflict) as error:
         starting.agree(running, {}, never)
-    assert "'t' is running already" in error.value.message
+    assert "'t' is running, but " in error.value.message
     assert "glm53ctl down --instance t" in error.value.hint
 
 
