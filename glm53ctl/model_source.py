@@ -52,6 +52,19 @@ def find_model(settings: Settings, paths: Paths) -> Model:
     return Model(_inspect(folder, folder.resolve().name), path=str(folder.resolve()))
 
 
+def named_folder(settings: Settings) -> Path | None:
+    """The resolved directory that the settings name, there or not; None for a model of ours.
+
+    Raises ArtifactError for a name that can be no directory.
+    """
+    if settings.model in {TINY_NAME, FLASH_NAME}:
+        return None
+    try:
+        return _expanded(settings.model).resolve()
+    except (OSError, ValueError, RuntimeError) as err:
+        raise ArtifactError(f"there is no directory {settings.model!r}: {err}") from err
+
+
 def dummy_facts(load_format: str) -> ModelFacts:
     """Sizes of "dummy[:layers=N,experts=N,...]". Raises UsageError for any other load format."""
     kind, _, arguments = load_format.partition(":")

@@ -90,6 +90,9 @@ def _downloads(
         if link.is_symlink():
             yield LeftAlone(str(link), "a symlink: what it leads to is not ours")
             return
+    if partial.exists() and not partial.is_dir():
+        yield LeftAlone(str(partial), "not a folder: no download made it")
+        return
     if is_locked(partial / "lock"):
         return
     inside = folder.parent.resolve() == models_dir.resolve() and folder.resolve() not in used

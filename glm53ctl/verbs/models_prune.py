@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm53ctl.verbs import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from glm53ctl.fetch.prune import Leftover
 
 
@@ -27,13 +28,14 @@ def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) 
 
     from glm53ctl import in_use, render
     from glm53ctl.fetch import prune as pruning
+    from glm53ctl.model_source import named_folder
     from glm53ctl.verbs import models
 
     settings, paths, environ = models.setup()
     job = models.job_for(settings, paths, environ)
     used = {job.folder.resolve(), *in_use.served(paths)}
-    if "/" in settings.model:
-        used.add(Path(settings.model).expanduser().resolve())
+    if (named := named_folder(settings)) is not None:
+        used.add(named)
     all_found = pruning.leftovers(paths.models_dir, job.release, job.folder, frozenset(used))
     found = [item for item in all_found if isinstance(item, pruning.Leftover)]
     left_alone = [item for item in all_found if isinstance(item, pruning.LeftAlone)]

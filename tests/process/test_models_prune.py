@@ -277,7 +277,7 @@ def test_odd_entries_stop_nothing_and_are_told(models: Path, capsys, monkeypatch
     assert cli.run(["models", "prune", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert {Path(item["path"]).name for item in body["left_alone"]} == {
-        ".file.importing", ".dangling.importing", "odd",
+        ".file.importing", ".dangling.importing", PARTIAL,
     }  # fmt: skip
     assert cli.run(["models", "prune", "--yes", "--json"]) == 7
     told = json.loads(capsys.readouterr().out)["error"]["message"]
@@ -296,3 +296,30 @@ def test_what_vanishes_meanwhile_is_no_error(models: Path, monkeypatch, capsys):
     assert set(offered(capsys)) == {str(old)}
     prune.remove(prune.Leftover(str(gone), 1, ""))
     prune.remove(prune.Leftover(str(models / "m" / PARTIAL / "a.part"), 1, ""))
+
+
+@pytest.mark.parametrize(
+    "name", ["old", "./old", "../models/old", "~/models/old", "link", "{}/old"]
+)
+def test_the_model_that_the_settings_name_stays_however_it_is_spelled(
+    models: Path, name: str, capsys, monkeypatch
+):
+    checkpoint(models / "old", OLD.revision)
+    other = checkpoint(models / "other", OLD.revision)
+    (models / "link").symlink_to("old")
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("HOME", str(models.parent))
+    monkeypatch.setenv("GLM53_MODEL", name.format(models))
+    assert set(offered(capsys)) == {str(other)}
+
+
+@pytest.mark.parametrize("name", ["~nouser/x", "~nouser", "loop/x", "loop"])
+def test_a_name_that_is_no_directory_is_told(models: Path, name: str, capsys, monkeypatch):
+    old = checkpoint(models / "old", OLD.revision)
+    (models / "loop").symlink_to("loop")
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("GLM53_MODEL", name)
+    code = cli.run(["models", "prune", "--yes"])
+    assert code == 7
+    assert "error[ART-001]: there is no directory '" in capsys.readouterr().err
+    assert old.is_dir()
