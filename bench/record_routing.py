@@ -29,15 +29,34 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "server"), str(ROOT / "kernels")]
 from glm53_server.engine.base import Failed, GenRequest, Sampling  # noqa: E402
 from glm53_server.moe.routing_trace import RoutingRecorder  # noqa: E402
 
+IDLE_ROUNDS = 4
+
+
+class Idle:
+    """Whether requests come and go without a step that the recorder keeps."""
+
+    def __init__(self, recorder: RoutingRecorder, limit: int) -> None:
+        self._recorder, self._limit = recorder, limit
+        self._requests, self._seen = 0, recorder.steps
+
+    def too_long(self) -> bool:
+        """Asked before each request."""
+        if self._recorder.steps != self._seen:
+            self._requests, self._seen = 0, self._recorder.steps
+        self._requests += 1
+        return self._requests > self._limit
+
 
 async def record(
     engine: Any, recorder: RoutingRecorder, prompts: Iterator[list[int]], streams: int, tokens: int
 ) -> None:
-    """Keep `streams` requests going until the recorder is full. Raises EngineError."""
+    """Keep `streams` requests going until the recorder is full, or sees nothing for IDLE_ROUNDS requests
+    of each stream. Raises EngineError."""
     number = itertools.count()
+    idle = Idle(recorder, IDLE_ROUNDS * streams)
 
     async def one_after_another() -> None:
-        while not recorder.full:
+        while not recorder.full and not idle.too_long():
             name = f"record-{next(number)}"
             request = GenRequest(
                 name, tuple(next(prompts)), tokens, sampling=Sampling(temperature=0)
@@ -60,7 +79,32 @@ def attach(engine: Any, steps: int, streams: int) -> RoutingRecorder:
     return tiers.recorder
 
 
-def main() -> int:
+def refusal(args: argparse.Namespace, max_batch: int, texts: Any) -> str | None:
+    """Why nothing, or not enough, could be recorded; None when it can."""
+    counts = {"--steps": args.steps, "--streams": args.streams, "--tokens": args.tokens - 1}
+    for name, count in counts.items():
+        if count < 1:
+            return f"{name} is too small: nothing would be decoded"
+    if args.streams > max_batch:
+        return f"--streams {args.streams}: this plan decodes at most {max_batch} together"
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        return f"{args.prompts} is not a JSON list of texts"
+    if len(texts) < args.streams:
+        return f"{len(texts)} prompts are too few for {args.streams} streams"
+    return None
+
+
+def read_prompts(path: Path | None) -> Any:
+    """The document of a file, or the prompts of decode_kl.py. Raises SystemExit naming the file."""
+    if path is None:
+        return list(PROMPTS)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise SystemExit(f"error: cannot read {path}: {err}") from err
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,21 +114,32 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=256, help="per request (256)")
     parser.add_argument("--prompts", type=Path, help="JSON list of texts")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = arguments()
     from glm53_server.engine import exl3
     from glm53_server.tokenizer import Tokenizer
     from glm53ctl.errors import Glm53Error
     from glm53ctl.plan import plan_from_json
 
-    text = args.plan.read_text(encoding="utf-8")
-    body = json.loads(text)
+    texts = read_prompts(args.prompts)
     try:
-        plan = plan_from_json(json.dumps(body.get("plan", body)), source=str(args.plan))
+        text = args.plan.read_text(encoding="utf-8")
+        body = json.loads(text)
+        inner = json.dumps(body["plan"]) if isinstance(body, dict) and "plan" in body else text
+        plan = plan_from_json(inner, source=str(args.plan))
+        if why := refusal(args, plan.limits.max_batch, texts):
+            print(f"error: {why}", file=sys.stderr)
+            return 2
         engine = exl3.load(plan, lambda *_: None)
+    except (OSError, ValueError, RecursionError) as err:
+        print(f"error: cannot read {args.plan}: {err}", file=sys.stderr)
+        return 2
     except Glm53Error as err:
         print(f"error: {err}", file=sys.stderr)
         return err.exit_code
-    texts = json.loads(args.prompts.read_text(encoding="utf-8")) if args.prompts else list(PROMPTS)
     tokenizer = Tokenizer(Path(engine._session.loaded.config.directory) / "tokenizer.json")
     ids = [list(tokenizer.encode_raw(TEMPLATE.format(text))) for text in texts]
     recorder = attach(engine, args.steps, args.streams)
@@ -94,6 +149,9 @@ def main() -> int:
         await engine.close()
 
     asyncio.run(play())
+    if not recorder.steps:
+        print(f"error: no decode step with {args.streams} streams was seen", file=sys.stderr)
+        return 1
     found = recorder.recorded()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     np.save(args.out, found.numpy())

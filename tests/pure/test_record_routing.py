@@ -17,6 +17,8 @@ import torch
 
 from glm53_server.engine.base import Done, EngineError, Event, Failed, FinishReason, GenRequest
 from glm53_server.moe.routing_trace import RoutingRecorder
+from glm53ctl.paths import tiny_checkpoint
+from glm53ctl.plan import CpuPlan, EngineName, ListenPlan, Mode, ModelPlan, Plan
 
 BENCH = str(Path(__file__).resolve().parents[2] / "bench")
 LAYERS, PICKS = 3, 4
@@ -120,3 +122,86 @@ def test_without_tiers_there_is_nothing_to_record(bench: Any) -> None:
     engine: Any = SimpleNamespace(_session=SimpleNamespace(tiers=None))
     with pytest.raises(SystemExit, match="no expert tiers"):
         bench.attach(engine, 20, 1)
+
+
+def test_it_ends_when_the_engine_never_decodes_so_many_together(bench: Any) -> None:
+    engine = Engine(2)
+    recorder = bench.attach(engine, 20, 3)
+    asyncio.run(bench.record(engine, recorder, itertools.cycle([[1, 2]]), 3, 8))
+    assert recorder.steps == 0
+    assert next(engine.number) <= 3 * 3 * bench.IDLE_ROUNDS
+
+
+PLAN = Plan(Mode.EXACT, EngineName.EXL3, ModelPlan("/m", "glm", 1024), ListenPlan(), CpuPlan(1, ()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "prompts", "words"),
+    [
+        (["--streams", "5"], None, "at most 4 together"),
+        (["--streams", "0"], None, "--streams is too small"),
+        (["--steps", "0"], None, "--steps is too small"),
+        (["--steps", "-3"], None, "--steps is too small"),
+        (["--tokens", "1"], None, "--tokens is too small"),
+        (["--streams", "2"], '["one"]', "1 prompts are too few for 2 streams"),
+        ([], "[]", "0 prompts are too few"),
+        ([], '{"a": "b"}', "not a JSON list of texts"),
+        ([], "[1]", "not a JSON list of texts"),
+        ([], "[", "cannot read"),
+        ([], "[" * 100_000, "cannot read"),
+    ],
+)
+def test_what_could_never_be_recorded_is_refused_before_the_model_is_loaded(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, arguments, prompts, words
+) -> None:
+    monkeypatch.setattr("glm53_server.engine.exl3.load", lambda *_: pytest.fail("loaded"))
+    (tmp_path / "plan.json").write_text(PLAN.to_json())
+    if prompts is not None:
+        (tmp_path / "prompts.json").write_text(prompts)
+        arguments = [*arguments, "--prompts", str(tmp_path / "prompts.json")]
+    out = tmp_path / "trace.npy"
+    line = ["x", "--plan", str(tmp_path / "plan.json"), "--out", str(out), *arguments]
+    monkeypatch.setattr(sys, "argv", line)
+    told = outcome(bench.main)
+    assert words in told + capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("plan", [None, "", "[]", "5", '{"plan": 5}', "[" * 100_000, "\xff"])
+def test_a_plan_that_is_none_is_one_line(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, plan
+) -> None:
+    path = tmp_path / "plan.json"
+    if plan is not None:
+        path.write_bytes(plan.encode("latin-1"))
+    monkeypatch.setattr(sys, "argv", ["x", "--plan", str(path), "--out", str(tmp_path / "t.npy")])
+    told = outcome(bench.main) + capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert str(path) in told
+    assert told.count("\n") <= 1
+
+
+def test_nothing_recorded_is_said(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    engine: Any = Engine(2)
+    engine._session.loaded = SimpleNamespace(config=SimpleNamespace(directory=tiny_checkpoint()))
+    engine.close = lambda: asyncio.sleep(0)
+    monkeypatch.setattr("glm53_server.engine.exl3.load", lambda *_: engine)
+    (tmp_path / "plan.json").write_text(PLAN.to_json())
+    out = tmp_path / "trace.npy"
+    line = ["x", "--plan", str(tmp_path / "plan.json"), "--out", str(out), "--streams", "1"]
+    monkeypatch.setattr(sys, "argv", line)
+    assert bench.main() == 1
+    assert "no decode step with 1 streams was seen" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def outcome(main: Any) -> str:
+    """What a script that fails says as it exits; "" when it printed that."""
+    try:
+        code = main()
+    except SystemExit as exit_:
+        return str(exit_.code)
+    assert code == 2
+    return ""

@@ -141,6 +141,11 @@ class RoutingRecorder:
         self._picks[self._step, layer].copy_(picks)
 
     @property
+    def steps(self) -> int:
+        """Decode steps with all streams that have begun."""
+        return self._step + 1
+
+    @property
     def full(self) -> bool:
         """True when a step came that has no room any more."""
         return self._step >= self._shape[0]
