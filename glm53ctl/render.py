@@ -119,12 +119,27 @@ def say(text: str) -> None:
 def emit_json(value: object) -> None:
     """One JSON document on stdout; dataclasses become objects."""
     body: Any = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    print(json.dumps(body, indent=2, ensure_ascii=not look().unicode, default=str))
+    text = json.dumps(body, indent=2, ensure_ascii=False, default=str)
+    if not (look().unicode and _encodes(text, "utf-8")):  # a file name may be no text
+        text = json.dumps(body, indent=2, default=str)
+    print(text)
+
+
+def plain(text: object) -> str:
+    """One line of text that may hold names of others: what a terminal would obey is spelled out."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in str(text)
+    )
+
+
+def _plain_lines(text: str) -> str:
+    return "\n".join(plain(line) for line in text.split("\n"))
 
 
 def warn(text: str) -> None:
     mine = look(sys.stderr)
-    say(f"{mine.paint('warning', 'yellow')}: {text}")
+    say(f"{mine.paint('warning', 'yellow')}: {plain(text)}")
 
 
 def show_error(err: Glm53Error, *, as_json: bool = False) -> None:
@@ -132,9 +147,9 @@ def show_error(err: Glm53Error, *, as_json: bool = False) -> None:
     if as_json:
         emit_json({"schema": "glm53ctl.error/1", "ok": False, **error_fields(err)})
     mine = look(sys.stderr)
-    say(f"{mine.paint('error', 'red')}[{err.error_id}]: {err.message}")
+    say(f"{mine.paint('error', 'red')}[{err.error_id}]: {_plain_lines(err.message)}")
     for number, line in enumerate((err.hint or "").splitlines()):
-        say(f"  {'hint ' if number == 0 else '     '} {line}")
+        say(f"  {'hint ' if number == 0 else '     '} {plain(line)}")
 
 
 def error_fields(err: Glm53Error) -> dict[str, Any]:

@@ -49,11 +49,19 @@ def list_(*, json_: options.JsonOption = False) -> None:
         body = [asdict(item) for item in found]
         render.emit_json({"schema": "glm53ctl.models/1", "ok": True, "models": body})
         return
-    rows = [(item.name, item.state, render.gigabytes(item.size_bytes), item.path) for item in found]
+    rows = [
+        (
+            render.plain(item.name),
+            item.state,
+            render.gigabytes(item.size_bytes),
+            render.plain(item.path),
+        )
+        for item in found
+    ]
     render.emit("\n".join(render.columns(rows, indent="")))
     for item in found:
         for problem in item.problems[:5]:
-            render.say(f"  {item.name}: {problem}")
+            render.say(render.plain(f"  {item.name}: {problem}"))
 
 
 @app.command()
@@ -205,10 +213,10 @@ def rm(
             f"there is no checkpoint {name!r} to remove",
             hint="glm53ctl models list shows the names",
         )
-    if not yes and not _confirm(f"remove {found[name]}?"):
+    if not yes and not _confirm(f"remove {render.plain(found[name])}?"):
         raise typer.Abort
     size_bytes = store.remove(found[name], paths.models_dir, _users(paths, found[name]))
-    render.emit(f"removed  {found[name]} ({render.gigabytes(size_bytes)})")
+    render.emit(f"removed  {render.plain(found[name])} ({render.gigabytes(size_bytes)})")
 
 
 def plan_with_model(situation: Situation, options: Any, fetching: Fetching) -> Plan:

@@ -53,7 +53,9 @@ def prune(*, yes: options.YesOption = False, json_: options.JsonOption = False) 
 def _show(found: list[Leftover], total: int, models_dir: Path, *, removed: bool) -> None:
     from glm53ctl import render
 
-    rows = [(render.gigabytes(item.freed_bytes), item.path, item.why) for item in found]
+    rows = [
+        (render.gigabytes(item.freed_bytes), render.plain(item.path), item.why) for item in found
+    ]
     if rows:
         render.emit("\n".join(render.columns(rows, indent="")))
     if not found:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from stage import free_port, wait_until
 
-from glm53ctl import cli, in_use
+from glm53ctl import cli, in_use, render
 from glm53ctl.errors import Conflict
 from glm53ctl.fetch import prune
 from glm53ctl.fetch.catalog import FLASH_RELEASE
@@ -323,3 +323,26 @@ def test_a_name_that_is_no_directory_is_told(models: Path, name: str, capsys, mo
     assert code == 7
     assert "error[ART-001]: there is no directory '" in capsys.readouterr().err
     assert old.is_dir()
+
+
+@pytest.mark.parametrize("name", [
+    b"a\x1b[2Jb", b"a\x1b]0;owned\x07b", b"a\nb", b"a\rb", b"a\xc2\x9bb", b"a\xffb", b"a\x7fb",
+    "a\u202eb".encode(), "größe ✔".encode(),
+])  # fmt: skip
+def test_names_of_others_command_no_terminal_and_break_no_json(models: Path, name, capsysbinary):
+    """Whatever bytes a folder is called by, on stdout and stderr, as text and as JSON."""
+    folder = checkpoint(Path(os.fsdecode(os.fsencode(models) + b"/" + name)), OLD.revision)
+    odd = folder.with_name("." + folder.name + ".importing")
+    odd.symlink_to("nowhere")
+    for verb, place in (("prune", "leftovers"), ("list", "models")):
+        assert cli.run(["models", verb, "--json"]) == 0
+        body = json.loads(capsysbinary.readouterr().out.decode())
+        assert str(folder) in {item["path"] for item in body[place]}
+    for verb in (["list"], ["prune"], ["rm", folder.name + "?"], ["rm", folder.name, "--yes"]):
+        cli.run(["models", *verb])
+        told = b"".join(capsysbinary.readouterr()).decode()
+        assert render.plain(folder.name) in told
+        assert all(letter.isprintable() or letter == "\n" for letter in told)
+        assert folder.name in told or not folder.name.isprintable()
+        assert "a\nb" not in told
+    assert not folder.exists()
