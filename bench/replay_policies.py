@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from cache_policies import Policy
 from replay_arms import ARMS, belady
+from replay_inputs import Refused, check_numbers, read_trace
 
 from glm53_server.moe.routing_trace import TraceSpec, make_decode_trace, popularity_sigma
 from glm53_server.moe.split import LaneCosts, balanced
@@ -237,11 +238,16 @@ def main() -> None:
     parser.add_argument("--overlap", type=float, default=0.5, help="of topics, 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--only", nargs="*", default=list(ARMS), metavar="NAME")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.trace:
-        loaded = np.load(args.trace)
+    try:
+        check_numbers(args, ARMS)
+        known = set.intersection(*(set(machine.rest_ms) for machine in MACHINES.values()))
+        loaded = read_trace(args.trace, known) if args.trace else None
+    except Refused as err:
+        raise SystemExit(f"error: {err}") from err
+    if loaded is not None:
         traces = {f"c{loaded.shape[2]}": loaded}
     else:
         traces = {
@@ -269,6 +275,7 @@ def main() -> None:
             "steps": {trace: picks.shape[0] for trace, picks in traces.items()},
             "traces": results,
         }
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(body, indent=1) + "\n")
 
 

@@ -189,3 +189,90 @@ def test_of_the_next_slots_the_coldest_goes_and_the_hand_moves_behind_them():
     assert eviction.victim(owner, set()) == 1, "of 0 and 1"
     assert eviction.victim(owner, {3}) == 2, "of 2 and 0"
     assert eviction.victim(owner, {1}) == 3, "of 2 and 3"
+
+
+RIGHT = np.zeros((4, 2, 1, 3), np.int16)
+
+
+def saved(path: Path, content) -> None:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(path.with_suffix(".npz"), **content)
+        path.with_suffix(".npz").rename(path)
+    elif content is not None:
+        np.save(path, content, allow_pickle=True)
+
+
+def header(shape: str) -> bytes:
+    """A .npy file that promises a shape and holds nothing."""
+    text = f"{{'descr': '<i2', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot read"),
+        (b"", "not a .npy file"),
+        (b"\x93NUMPY", "not a .npy file"),
+        (b"PK\x03\x04 damaged", "not a .npy file"),
+        (header("(4, 2, 1, 3)"), "not a .npy file"),
+        (header(f"({10**12}, 40, 1, 8)"), "not a .npy file"),
+        (header(f"({10**30}, 40, 1, 8)"), "not a .npy file"),
+        (header("("), "not a .npy file"),
+        ({"a": RIGHT}, "not a .npy file"),
+        (np.array([{}], object), "not a .npy file"),
+        (RIGHT.astype(float), "float64, must be integers"),
+        (RIGHT.astype(bool), "must be integers"),
+        (RIGHT[0], "2x1x3, must be"),
+        (np.array(5), "one number, must be"),
+        (RIGHT[:0], "none of them 0"),
+        (RIGHT[..., :0], "none of them 0"),
+        (RIGHT - 1, "picks go from -1 to -1"),
+        (RIGHT + FLASH.experts, "experts from 0 to 287"),
+        (RIGHT.astype(np.uint64) + np.uint64(1 << 63), "picks go from"),
+        (RIGHT.repeat(3, 2), "3 streams: what a step takes"),
+        (RIGHT.repeat(5000, 0), "too many"),
+        (RIGHT.repeat(50, 1), "too many"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_in_one_line(tmp_path, monkeypatch, content, words):
+    path = tmp_path / "trace.npy"
+    saved(path, content)
+    told = refused(monkeypatch, "--trace", str(path))
+    assert words in told
+    assert str(path) in told
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--only", "MRU"), ("--only",), ("--steps", "5"), ("--steps", "-1"), ("--steps", "9999999"),
+     ("--overlap", "2"), ("--overlap", "nan"), ("--slots", "0"), ("--slots", "99999999"),
+     ("--workers", "0"), ("--seed", "-1")],
+)  # fmt: skip
+def test_numbers_and_names_that_no_replay_knows_are_refused_in_one_line(monkeypatch, arguments):
+    assert refused(monkeypatch, *arguments).startswith(f"error: {arguments[0]} ")
+
+
+def refused(monkeypatch, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["replay_policies.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        load("replay_policies").main()
+    told = str(ended.value.code)
+    assert told.startswith("error: ")
+    assert "\n" not in told
+    return told
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_every_known_number_of_streams_is_replayed(tmp_path, monkeypatch, capsys, streams):
+    np.save(tmp_path / "trace.npy", RIGHT.repeat(streams, 2))
+    monkeypatch.setattr(
+        sys, "argv",
+        ["x", "--trace", str(tmp_path / "trace.npy"), "--only", "LRU", "--slots", "1", "--workers", "1",
+         "--out", str(tmp_path / "new" / "out.json")],
+    )  # fmt: skip
+    load("replay_policies").main()
+    assert f"## c{streams}" in capsys.readouterr().out
+    assert (tmp_path / "new" / "out.json").exists()
