@@ -144,21 +144,25 @@ def try_out(folder: Path, environ: Environ, *, serve: bool) -> str:
         )
         version = _tried([program, "--version"], env)
         if serve:
-            start = (
-                "up",
-                "--model",
-                "tiny",
-                "--mode",
-                "cpu",
-                "--port",
-                str(_free_port()),
-                "--quiet",
-            )
-            try:
-                _tried([program, *start], env)
-            finally:
-                _tried([program, "down", "--drain", "0"], env)
+            _serve_once(program, env)
     return version.strip()
+
+
+def _serve_once(program: str, environ: Environ) -> None:
+    """Start and stop a server of the bundled model. Raises StartFailed; of two failures it tells both."""
+    start = ("up", "--model", "tiny", "--mode", "cpu", "--port", str(_free_port()), "--quiet")
+    failed = None
+    try:
+        _tried([program, *start], environ)
+    except StartFailed as err:
+        failed = err
+    try:
+        _tried([program, "down", "--drain", "0"], environ)
+    except StartFailed as err:
+        message = f"{failed.message}\n{err.message}" if failed else err.message
+        raise StartFailed(message, hint=err.hint) from err
+    if failed:
+        raise failed
 
 
 def switch(found: Installation, folder: Path) -> Installation:
@@ -210,19 +214,38 @@ def _free_port() -> int:
 
 
 def _tried(argv: Sequence[str], environ: Environ) -> str:
-    done = subprocess.run(
-        argv, env=dict(environ.values), capture_output=True, text=True, timeout=_TRY_LIMIT_S, check=False
-    )  # fmt: skip
+    what = f"`{' '.join(argv[1:])}` of the new version"
+    hint = "nothing was changed: the version you have goes on"
+    try:
+        done = _finished(argv, environ)
+    except OSError as err:
+        raise StartFailed(f"{what} cannot be run: {err}", hint=hint) from err
+    except subprocess.TimeoutExpired as err:
+        raise StartFailed(f"{what} has not ended after {err.timeout:.0f} s", hint=hint) from err
     if done.returncode != 0:
-        raise StartFailed(
-            f"`{' '.join(argv[1:])}` of the new version ended with {done.returncode}:\n{_last(done.stderr)}",
-            hint="nothing was changed: the version you have goes on",
-        )
+        raise StartFailed(f"{what} ended with {done.returncode}:\n{_last(done.stderr)}", hint=hint)
     return done.stdout
 
 
+def _finished(argv: Sequence[str], environ: Environ) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end. What it starts may keep its output open: that goes to files."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = subprocess.run(
+            argv, env=dict(environ.values), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            timeout=_TRY_LIMIT_S, check=False,
+        ).returncode  # fmt: skip
+        texts: list[str] = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(argv, code, *texts)
+
+
 def _run(argv: Sequence[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as err:
+        raise Glm53Error(f"cannot run {argv[0]}: {err}", hint="nothing was changed") from err
     if done.returncode != 0:
         raise Glm53Error(
             f"`{' '.join(argv)}` failed:\n{_last(done.stderr)}", hint="nothing was changed"

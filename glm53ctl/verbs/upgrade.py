@@ -47,6 +47,10 @@ def upgrade(
     requirement = installed.with_extras(installed.source_of(source), wanted)
     folder = found.beside(datetime.now(UTC).strftime("%Y%m%dT%H%M%S"))
     render.say(f" stage   {requirement} into {folder}")
+    if dry_run and json_:
+        body = {"requirement": requirement, "folder": str(folder), "previous": str(found.current)}
+        render.emit_json({"schema": "glm53ctl.upgrade/1", "ok": True, "dry_run": True, **body})
+        return
     if dry_run:
         render.say(f" switch  {found.link} from {found.current}, once it has served tiny")
         return

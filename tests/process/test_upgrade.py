@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from glm53ctl import installed
+from glm53ctl import cli, installed
 from glm53ctl.env import Environ
 from glm53ctl.errors import Glm53Error, StartFailed, UsageError
 
@@ -250,3 +251,66 @@ def test_extras_go_behind_the_name(tmp_path: Path, monkeypatch, given: str, want
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"installing {wanted} into " in told.stderr
+
+
+def refusal(environment: Path) -> StartFailed:
+    with pytest.raises(StartFailed) as error:
+        installed.try_out(environment, Environ.current(), serve=True)
+    return error.value
+
+
+def test_a_trial_that_fails_twice_tells_both(tmp_path: Path):
+    script = '[ "$1" = up ] && { echo no torch >&2; exit 8; }\n[ "$1" = down ] && { echo stuck >&2; exit 9; }\ntrue'
+    told = refusal(program(tmp_path / "both", script)).message
+    assert "ended with 8:\n  | no torch" in told
+    assert "ended with 9:\n  | stuck" in told
+    told = refusal(program(tmp_path / "down", '[ "$1" != down ]')).message
+    assert "`down --drain 0` of the new version ended with 1" in told
+
+
+def test_a_trial_that_hangs_is_stopped_and_told(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(installed, "_TRY_LIMIT_S", 1.0)
+    trace = tmp_path / "trace"
+    script = f'echo "$1" >> {trace}; [ "$1" != up ] || exec sleep 60'
+    assert "has not ended after 1 s" in refusal(program(tmp_path / "venv", script)).message
+    assert trace.read_text().split()[-1] == "down"
+
+
+def test_a_server_that_keeps_the_output_open_delays_no_trial(tmp_path: Path):
+    begin = time.monotonic()
+    installed.try_out(program(tmp_path / "venv", "sleep 8 &"), Environ.current(), serve=True)
+    assert time.monotonic() - begin < 6
+
+
+@pytest.mark.parametrize("case", ["bytes", "no interpreter", "no program", "not executable"])
+def test_a_program_that_cannot_speak_or_run_is_told(tmp_path: Path, case: str):
+    environment = program(tmp_path / "venv", "printf 'caf\\351' >&2; exit 1")
+    file = environment / "bin/glm53ctl"
+    if case == "no interpreter":
+        file.write_text("#!/no/such/python\n")
+    elif case == "no program":
+        file.unlink()
+    elif case == "not executable":
+        file.chmod(0o600)
+    told = refusal(environment)
+    assert ("caf\ufffd" if case == "bytes" else "cannot be run") in told.message
+    assert told.hint == "nothing was changed: the version you have goes on"
+
+
+def test_a_python_that_is_gone_is_told(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(Glm53Error) as error:
+        installed.stage(tmp_path / "venv", "a.whl")
+    assert f"cannot run {tmp_path / 'gone'}" in error.value.message
+
+
+def test_a_dry_run_is_one_document(home: Path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(sys, "prefix", str(home / "share/venv"))
+    words = ["upgrade", "glm53ctl==0.2", "--extra", "cpu", "--dry-run", "--json"]
+    assert cli.run(words) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["ok"], body["dry_run"]) == (True, True)
+    assert body["requirement"] == "glm53ctl[cpu]==0.2"
+    assert body["previous"] == str(home / "share/venv")
+    assert not Path(body["folder"]).exists()
