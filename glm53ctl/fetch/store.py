@@ -171,7 +171,8 @@ def remove(folder: Path, models_dir: Path, used_by: tuple[str, ...]) -> int:
         )
     if used_by:
         raise Conflict(
-            f"{folder} is in use by {', '.join(used_by)}", hint="stop it first: glm53ctl down"
+            f"{folder} is in use by {', '.join(used_by)}",
+            hint="stop it first: glm53ctl down, or Ctrl-C where it serves",
         )
     held = size_bytes(folder)
     try:
