@@ -6,11 +6,13 @@ Without llguidance nothing can be constrained: the request is refused, never ans
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 from glm53_server.api_errors import invalid
+from glm53_server.endless_schema import is_endless
 from glm53_server.engine.base import Grammar
 
 DEADLINE_S = 5.0
@@ -45,6 +47,8 @@ class GrammarChecker:
 
     def _compile(self, grammar: Grammar) -> str:
         """What is wrong with a grammar; "" when nothing is."""
+        if grammar.kind == "json_schema" and is_endless(_parsed(grammar.text)):
+            return "the schema requires itself: no document of it has an end"
         try:
             import llguidance
         except ImportError:
@@ -67,6 +71,14 @@ class GrammarChecker:
         except ValueError as err:
             return _first_line(str(err))
         return _first_line(matcher.get_error())
+
+
+def _parsed(text: str) -> Any:
+    """The document; None for what the compiler will refuse with better words."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _first_line(problem: str) -> str:

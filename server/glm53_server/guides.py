@@ -14,6 +14,7 @@ from glm53_server.api_errors import ApiError, invalid
 from glm53_server.chat.arguments import Kind, Schema, value_kind
 from glm53_server.chat.markers import Marker
 from glm53_server.chat.normalise import depth_exceeds
+from glm53_server.endless_schema import is_endless
 from glm53_server.engine.base import Grammar
 from glm53_server.schemas_chat import ChatRequest, GuidedFields, StructuredOutputs
 from glm53_server.service import Service
@@ -41,6 +42,9 @@ async def chat_grammar(
     if must_call:
         one = body.parallel_tool_calls is False or len(must_call) == 1
         names = {name: tools.get(name) for name in must_call}
+        for name, schema in names.items():
+            if is_endless(schema):
+                raise invalid(f"the parameters of {name} require themselves without end", "tools")
         asked = (Grammar("lark", call_grammar(service.tokenizer, names, one=one)), "tools")
     if asked is None:
         return None

@@ -21,6 +21,7 @@ TOOL = {
         },
     },
 }
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 OTHER = {"type": "function", "function": {"name": "g"}}
 
 
@@ -106,6 +107,10 @@ def test_defaults_and_absent_values(app):
         ({"guided_regex": "a" * 3000}, None),
         ({"guided_json": {"type": "nope"}}, "guided_json"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": ENDLESS}, "guided_json"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": ENDLESS}}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": ENDLESS}}],
+          "tool_choice": "required"}, "tools"),
         ({"guided_grammar": "start: missing"}, "guided_grammar"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
