@@ -60,7 +60,7 @@ def check_numbers(args: argparse.Namespace, arms: Collection[str]) -> None:
     """Raises Refused for arguments that no replay can run with."""
     unknown = [name for name in args.only if name not in arms]
     if unknown or not args.only:
-        raise Refused(f"--only {', '.join(unknown) or 'names none'}: known are {', '.join(arms)}")
+        raise Refused(f"--only {', '.join(unknown) or 'names none'}: known are {'; '.join(arms)}")
     if not LEAST_STEPS <= args.steps <= MOST_STEPS:
         raise Refused(f"--steps {args.steps}: must be {LEAST_STEPS} to {MOST_STEPS}")
     if not 0 <= args.overlap <= 1:
