@@ -10,6 +10,8 @@ from glm53ctl.runtime import Runtime
 from glm53ctl.verbs import in_docker, models, operate, options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from glm53ctl.choose import Situation
     from glm53ctl.plan import Plan
     from glm53ctl.supervisor.state import Instance
@@ -86,7 +88,12 @@ def up(
         return
     style: Style = "json" if json_ else "url" if quiet else "words"
     start = models.Fetching(yes=yes, offline=offline), runtime
-    code = _bring_up(PlanOptions(**given), *start, replace=replace, attach=attach, style=style)
+    if attach:
+        _terminate_like_ctrl_c()  # from the first moment on: a container may be stopped while it starts
+    try:
+        code = _bring_up(PlanOptions(**given), *start, replace=replace, attach=attach, style=style)
+    except _Terminated:
+        return  # it was asked to end before it served, and did
     if code:
         raise typer.Exit(code)
 
@@ -103,11 +110,7 @@ def _bring_up(
     from glm53ctl import choose, claims, client, render, starting, successor, unused
     from glm53ctl.errors import Conflict
 
-    situation = choose.survey(options)
-    if _driver_came_late(situation):
-        situation = choose.survey(options)
-    for warning in situation.profile.warnings:
-        render.warn(warning)
+    situation = _survey(options)
     instance = starting.find_instance(situation.paths, situation.profile.settings.instance)
     wished = starting.wishes(situation.profile)
     already = client.is_running(instance)
@@ -132,8 +135,22 @@ def _bring_up(
                 plan = choose.choose_plan(options)  # one that started meanwhile has its claim
             _launch(instance, plan, wished, quiet=style == "url")
     record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
+    if attach:
+        return _attach(instance, lambda: _tell(instance, record, already, style))
     _tell(instance, record, already, style)
-    return _attach(instance) if attach else 0
+    return 0
+
+
+def _survey(options: Any) -> Situation:
+    """Machine and settings, with the warnings said; at boot after a wait for the driver."""
+    from glm53ctl import choose, render
+
+    situation = choose.survey(options)
+    if _driver_came_late(situation):
+        situation = choose.survey(options)
+    for warning in situation.profile.warnings:
+        render.warn(warning)
+    return situation
 
 
 def _driver_came_late(situation: Situation) -> bool:
@@ -179,18 +196,26 @@ def _launch(instance: Instance, plan: Plan, wished: dict[str, str], *, quiet: bo
         )
 
 
-def _attach(instance: Instance) -> int:
-    """Show the log until the instance ends; Ctrl-C or SIGTERM stops it. Returns its exit code."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def _terminate_like_ctrl_c() -> None:
     import signal
 
+    def interrupt(*_: object) -> None:
+        raise _Terminated
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _attach(instance: Instance, tell: Callable[[], None]) -> int:
+    """Show the log until the instance ends; Ctrl-C or SIGTERM stops it. Returns its exit code."""
     from glm53ctl import client, render
     from glm53ctl.supervisor import logs
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
     try:
+        tell()
         for line in logs.follow(
             instance.log_path, 0, until=lambda: not client.is_running(instance)
         ):

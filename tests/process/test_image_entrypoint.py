@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,13 @@ def test_the_container_serves_is_healthy_and_ends_calmly(root: Path):
         assert plan["limits"]["cache_tokens"] == 8192
         key = root / "glm53/state/default/api-key"
         assert key.stat().st_mode & 0o077 == 0
+        assert server.stdout is not None
+        told = server.stdout.readline()
         server.send_signal(signal.SIGTERM)
         out, err = server.communicate(timeout=30)
     assert server.returncode == 0, err
-    assert f"http://127.0.0.1:{port}/v1" in out
-    assert key.read_text().strip() not in out + err
+    assert f"http://127.0.0.1:{port}/v1" in told
+    assert key.read_text().strip() not in told + out + err
     assert not healthy(port)
 
 
@@ -79,3 +82,17 @@ def test_a_verb_runs_in_place_of_the_server(root: Path):
     with start(root, "doctor", "--quick", "--json", GLM53_MODEL="tiny") as verb:
         out, err = verb.communicate(timeout=60)
     assert json.loads(out)["schema"] == "glm53ctl.doctor/1", err
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5, 1.0])
+def test_a_stop_while_it_starts_is_as_calm_as_later(root: Path, after_s: float):
+    port = free_port()
+    with start(
+        root, "--engine", "scripted", GLM53_MODEL="tiny", GLM53_PORT=str(port), GLM53_MODE=""
+    ) as server:
+        wait_until(lambda: (root / "glm53/state").exists() or server.poll() is not None)
+        time.sleep(after_s)
+        server.send_signal(signal.SIGTERM)
+        _, err = server.communicate(timeout=40)
+    assert server.returncode == 0, err
+    assert not healthy(port)
