@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +12,7 @@ from glm53ctl.runtime import Runtime
 from glm53ctl.verbs import in_docker, models, operate, options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from glm53ctl.choose import Situation
     from glm53ctl.plan import Plan
@@ -88,10 +90,9 @@ def up(
         return
     style: Style = "json" if json_ else "url" if quiet else "words"
     start = models.Fetching(yes=yes, offline=offline), runtime
-    if attach:
-        _terminate_like_ctrl_c()  # from the first moment on: a container may be stopped while it starts
+    term = _Term() if attach else None  # a container may be stopped while it starts
     try:
-        code = _bring_up(PlanOptions(**given), *start, replace=replace, attach=attach, style=style)
+        code = _bring_up(PlanOptions(**given), *start, replace=replace, term=term, style=style)
     except _Terminated:
         return  # it was asked to end before it served, and did
     if code:
@@ -104,9 +105,10 @@ def _bring_up(
     runtime: Runtime,
     *,
     replace: bool,
-    attach: bool,
+    term: _Term | None,
     style: Style,
 ) -> int:
+    """Make it serve; with `term`, attach to it. Returns the exit code."""
     from glm53ctl import choose, claims, client, render, starting, successor, unused
     from glm53ctl.errors import Conflict
 
@@ -133,9 +135,9 @@ def _bring_up(
         with claims.turn(situation.paths.state_dir):
             if any(claims.others(situation.paths, instance.name)):
                 plan = choose.choose_plan(options)  # one that started meanwhile has its claim
-            _launch(instance, plan, wished, quiet=style == "url")
+            _launch(instance, plan, wished, term, quiet=style == "url")
     record = operate.wait_visibly(instance, ours=not already, quiet=style == "url")
-    if attach:
+    if term is not None:
         return _attach(instance, lambda: _tell(instance, record, already, style))
     _tell(instance, record, already, style)
     return 0
@@ -176,7 +178,9 @@ def _make_room(instance: Instance, later: Situation, fetch: models.Fetching) -> 
     client.stop(instance, None, waiting=lambda drain_s: operate.say_waiting(instance, drain_s))
 
 
-def _launch(instance: Instance, plan: Plan, wished: dict[str, str], *, quiet: bool) -> None:
+def _launch(
+    instance: Instance, plan: Plan, wished: dict[str, str], term: _Term | None, *, quiet: bool
+) -> None:
     from glm53ctl import client, render, starting
     from glm53ctl.api_key import ensure_api_key
     from glm53ctl.env import Environ
@@ -189,7 +193,13 @@ def _launch(instance: Instance, plan: Plan, wished: dict[str, str], *, quiet: bo
     if not quiet:
         words = (plan.mode, plan.model.served_name, plan.url, plan.fingerprint())
         render.say(f" plan  {' · '.join(words)}")
-    if not client.launch(instance, plan, wishes=wished):
+    try:
+        with nullcontext() if term is None else term.later():
+            launched = client.launch(instance, plan, wishes=wished)
+    except _Terminated:
+        client.stop(instance, 0.0)
+        raise
+    if not launched:
         raise Conflict(
             f"{instance.name!r} is being started by another command",
             hint=f"glm53ctl status{instance.option} --watch shows how far it is",
@@ -200,13 +210,28 @@ class _Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
 
-def _terminate_like_ctrl_c() -> None:
-    import signal
+class _Term:
+    """SIGTERM as an exception, from now on; not in the middle of what must be whole."""
 
-    def interrupt(*_: object) -> None:
-        raise _Terminated
+    def __init__(self) -> None:
+        self._holding = self._came = False
+        signal.signal(signal.SIGTERM, self._hear)
 
-    signal.signal(signal.SIGTERM, interrupt)
+    def _hear(self, *_: object) -> None:
+        self._came = True
+        if not self._holding:
+            raise _Terminated
+
+    @contextmanager
+    def later(self) -> Generator[None]:
+        """What comes in this block is raised at its end."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+        if self._came:
+            raise _Terminated
 
 
 def _attach(instance: Instance, tell: Callable[[], None]) -> int:

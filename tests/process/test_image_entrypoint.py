@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -96,3 +97,8 @@ def test_a_stop_while_it_starts_is_as_calm_as_later(root: Path, after_s: float):
         _, err = server.communicate(timeout=40)
     assert server.returncode == 0, err
     assert not healthy(port)
+    instance = root / "glm53/state/default"
+    held = instance / "lock"
+    if held.exists():
+        with held.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no supervisor is left
