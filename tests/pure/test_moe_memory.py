@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from glm53_server.engine.exl3_tiers import VramBudget, free_for_slots
 from glm53_server.moe.arena import RecordLayout
-from glm53_server.moe.prefill import plan_stage, slot_runs
 from glm53_server.moe.slots import CHUNK_BYTES, SlotMemory, SlotPlan, plan_slots
+from glm53_server.moe.stage_plan import plan_stage, slot_runs
 
 GIB = 1 << 30
 FLASH_RECORD = 3 * 4096 * 2048 * 3 // 8

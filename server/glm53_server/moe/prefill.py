@@ -15,6 +15,7 @@ import torch
 
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.slots import SlotMemory
+from glm53_server.moe.stage_plan import LayerStage, plan_stage, slot_runs
 
 REFILL_BATCH = 32  # slots per background copy batch
 
@@ -38,54 +39,6 @@ class StageStats:
     shrunk: int = 0
     regrown: int = 0
     begin_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStage:
-    """One layer's copies: `runs` are (source, destination, bytes); `experts` arrive in all."""
-
-    runs: tuple[tuple[int, int, int], ...]
-    experts: tuple[int, ...]
-
-
-def plan_stage(
-    missing: list[int],
-    heat: list[int],
-    *,
-    capacity: int,
-    home: int,
-    destination: int,
-    record_bytes: int,
-) -> LayerStage:
-    """Choose which missing experts of a layer to stage and merge neighbours into one copy. Pure.
-
-    missing: expert ids in order; heat[e]: how often expert e was picked. When they do not all fit,
-    the coldest stay at home. home / destination: addresses of expert 0's record and of slot 0.
-    """
-    chosen = missing
-    if len(missing) > capacity:
-        hottest = sorted(missing, key=lambda e: (-heat[e], e))[:capacity]
-        chosen = sorted(hottest)
-    runs: list[list[int]] = []
-    for position, expert in enumerate(chosen):
-        source = home + expert * record_bytes
-        target = destination + position * record_bytes
-        if runs and runs[-1][0] + runs[-1][2] == source:
-            runs[-1][2] += record_bytes
-        else:
-            runs.append([source, target, record_bytes])
-    return LayerStage(tuple((s, d, n) for s, d, n in runs), tuple(chosen))
-
-
-def slot_runs(slots: list[int], longest: int) -> list[tuple[int, int]]:
-    """(first, count) of each run of consecutive slot numbers, cut at `longest`. Pure."""
-    runs: list[tuple[int, int]] = []
-    for slot in slots:
-        if runs and slot == runs[-1][0] + runs[-1][1] and runs[-1][1] < longest:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((slot, 1))
-    return runs
 
 
 @dataclass(slots=True)
