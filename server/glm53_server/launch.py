@@ -11,9 +11,8 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import Callable
 
-from glm53_server.engine.base import Engine
+from glm53_server.engine.base import Engine, Progress
 from glm53ctl.errors import (
     ArtifactError,
     Blocked,
@@ -23,8 +22,6 @@ from glm53ctl.errors import (
     UsageError,
 )
 from glm53ctl.plan import EngineName, ListenPlan, Plan
-
-Progress = Callable[[str, int, int], None]
 
 ENGINE_MODULES = {
     EngineName.EXL3: "glm53_server.engine.exl3",

@@ -7,10 +7,12 @@ to the server's output pipeline.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
+
+Progress = Callable[[str, int, int], None]  # (phase, done, total) of a load
 
 
 class FinishReason(StrEnum):

@@ -18,10 +18,11 @@ from glm53_server.engine.base import (
     Event,
     Failed,
     GenRequest,
+    Progress,
 )
 from glm53_server.engine.cpu_generate import generate
 from glm53_server.engine.cpu_grammar import GrammarCompiler
-from glm53_server.engine.cpu_model import CpuModel, Progress, load_model
+from glm53_server.engine.cpu_model import CpuModel, load_model
 from glm53_server.engine.cpu_worker import Worker
 from glm53_server.engine.jobs import Bounds, Ending, Job
 from glm53ctl.checkpoint import Checkpoint, facts, open_checkpoint

@@ -6,7 +6,7 @@ One call is one forward over one sequence. Owned by one thread; knows nothing of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -20,13 +20,13 @@ from transformers.models.glm5_next.modeling_glm5_next import (
 )
 
 from glm53_kernels import CpuKernels
+from glm53_server.engine.base import Progress
 from glm53_server.engine.cpu_attention import LatentAttention
 from glm53_server.engine.cpu_experts import TrellisExperts
 from glm53_server.engine.cpu_weights import Weights, text_tensor
 from glm53ctl.checkpoint import TEXT_PREFIX, Checkpoint, facts
 from glm53ctl.errors import BadModel
 
-Progress = Callable[[str, int, int], None]
 Cache = DynamicCache  # the state of one sequence
 # Linear attention's work inside a chunk grows with its square, and transformers' default of 64 is
 # made for GPUs: 16 halves the time of a prompt here. The result is the same up to rounding.

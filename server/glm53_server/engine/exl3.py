@@ -19,11 +19,12 @@ from glm53_server.engine.base import (
     Event,
     Failed,
     GenRequest,
+    Progress,
 )
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directory
 from glm53_server.engine.exl3_memory import explain, read_limits
-from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, Progress, load_model
+from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, load_model
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
 from glm53_server.engine.exl3_worker import Exl3Worker

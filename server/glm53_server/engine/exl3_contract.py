@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -143,6 +144,14 @@ def _find_hook_differences(package: Path) -> list[str]:
         if count != 1:
             differences.append(f"BlockSparseMLP.forward calls {method} {count} times, not once")
     return differences
+
+
+def package_path() -> Path:
+    """The installed exllamav3's folder, found without importing it."""
+    spec = importlib.util.find_spec("exllamav3")
+    if spec is None or spec.origin is None:
+        raise UnsupportedExllamav3(["exllamav3 is not installed"])
+    return Path(spec.origin).parent
 
 
 def check_static(package: Path) -> None:

@@ -1,8 +1,8 @@
 """The one file that touches exllamav3's model tree: load it, check it, attach to it.
 
 Expert trellises never enter VRAM at load: the loader is handed device aliases of the pinned arena.
-Afterwards residency is a matter of table contents, rewritten in place. Hooks are instance attributes
-of single modules, bound methods of one object per layer; `detach` restores them all.
+Afterwards residency is a matter of table contents, rewritten in place. Hooks (exl3_hooks) are instance
+attributes of single modules, bound methods of one object per layer; `detach` restores them all.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from glm53_kernels.cuda import CudaKernels
-from glm53_server.engine.exl3_contract import UnsupportedExllamav3, check_static
+from glm53_server.engine.base import Progress
+from glm53_server.engine.exl3_contract import UnsupportedExllamav3, check_static, package_path
 from glm53_server.engine.exl3_dummy import DummyValues
+from glm53_server.engine.exl3_hooks import LayerHook, PassHook, ResidualWatch
 from glm53_server.engine.exl3_loader import ExpertLoader
 from glm53_server.moe.arena import ExpertArena
 from glm53_server.moe.cpu_tier import ExpertScales, ExpertShape
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.pressure import LEAST_FREE_BYTES
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,6 @@ class LoadedModel:
     activation_bytes: int = 0
     phase_s: dict[str, float] = field(default_factory=dict[str, float])
     attached: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-
-
-def package_path() -> Path:
-    """The installed exllamav3's folder, found without importing it."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("exllamav3")
-    if spec is None or spec.origin is None:
-        raise UnsupportedExllamav3(["exllamav3 is not installed"])
-    return Path(spec.origin).parent
 
 
 class _Phases:
@@ -263,69 +253,10 @@ def _table_differences(arena: ExpertArena, row: int, block: Any) -> list[str]:
     return wrong
 
 
-class LayerHook:
-    """The attributes of one MoE block: routing_fn and cpu_split_combine, as bound methods."""
-
-    __slots__ = ("_combine", "_layer", "_route", "_tiers")
-
-    def __init__(self, block: Any, layer: int, tiers: ExpertTiers) -> None:
-        self._layer = layer
-        self._tiers = tiers
-        self._route = block.routing_fn
-        self._combine = block.cpu_split_combine
-
-    def routing_fn(self, rows: int, cfg: Any, y: torch.Tensor, params: dict[str, Any]) -> Any:
-        picks, weights = self._route(rows, cfg, y, params)
-        if not params.get("activate_all_experts"):
-            self._tiers.on_route(self._layer, picks, weights, y)
-        return picks, weights
-
-    def cpu_split_combine(
-        self, final: torch.Tensor, partial: Any, pending: Any, shape: Any
-    ) -> torch.Tensor:
-        final = self._combine(final, partial, pending, shape)
-        self._tiers.on_combine(self._layer, final)
-        return final
-
-
-class PassHook:
-    """The forward of the first block's dense MLP: where a forward pass announces itself."""
-
-    __slots__ = ("_forward", "_tiers")
-
-    def __init__(self, mlp: Any, tiers: ExpertTiers) -> None:
-        self._forward = mlp.forward
-        self._tiers = tiers
-
-    def forward(
-        self, x: torch.Tensor, params: dict[str, Any], out_dtype: Any = None
-    ) -> torch.Tensor:
-        self._tiers.on_pass(x.numel() // x.shape[-1], cache_only="prefill" in params)
-        return self._forward(x, params, out_dtype)
-
-
-class ResidualWatch:
-    """The forward of the final norm: raises a flag on the device when its input has a NaN.
-
-    Kernels after it clamp and quantise, so that a NaN would come out as fluent nonsense.
-    """
-
-    __slots__ = ("_forward", "flag")
-
-    def __init__(self, norm: Any, flag: torch.Tensor) -> None:
-        self._forward = norm.forward
-        self.flag = flag
-
-    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        torch.logical_or(self.flag, torch.isnan(x).any(), out=self.flag)
-        return self._forward(x, *args, **kwargs)
-
-
 def watch_residual(loaded: LoadedModel, flag: torch.Tensor) -> None:
     """Set `flag` (bool [1], device) whenever the residual stream of a forward pass holds a NaN."""
     norm = loaded.model.modules[-2]
-    watch = ResidualWatch(norm, flag)
-    norm.forward = watch.forward
+    norm.forward = ResidualWatch(norm.forward, flag).forward
     loaded.attached.append(lambda: delattr(norm, "forward"))
 
 
@@ -350,12 +281,12 @@ def attach(loaded: LoadedModel, tiers: ExpertTiers) -> None:
     )
     if dense is None:
         raise UnsupportedExllamav3(["the model has no dense block before its first MoE block"])
-    pass_hook = PassHook(dense, tiers)
+    pass_hook = PassHook(dense.forward, tiers)
     dense.forward = pass_hook.forward
     loaded.attached.append(lambda: delattr(dense, "forward"))
     for layer, block in enumerate(blocks):
-        hook = LayerHook(block, layer, tiers)
         stock_route = block.routing_fn
+        hook = LayerHook(stock_route, block.cpu_split_combine, layer, tiers)
         block.routing_fn = hook.routing_fn
         block.cpu_split_combine = hook.cpu_split_combine
         loaded.attached.append(lambda b=block, r=stock_route: setattr(b, "routing_fn", r))

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -26,6 +26,7 @@ from glm53_server.engine.base import (
     Failed,
     FinishReason,
     GenRequest,
+    Progress,
     PromptProgress,
     PromptScores,
     Tokens,
@@ -48,7 +49,7 @@ class Script:
     error: EngineError | None = None  # fail with this after the groups
 
 
-def load(plan: Plan, progress: Callable[[str, int, int], None]) -> ScriptedEngine:
+def load(plan: Plan, progress: Progress) -> ScriptedEngine:
     """Build the engine of a plan; the plan's script may make it slow, or end the process."""
     script = plan.script or ScriptPlan()
     if script.ignore_sigterm:
