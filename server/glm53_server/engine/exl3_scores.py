@@ -9,6 +9,8 @@ import torch
 
 from glm53_server.engine.base import GenRequest, TokenScore
 
+SCORE_ROWS = 512  # rows of the prompt whose log-softmax is held at once
+
 
 def score_rows(rows: torch.Tensor, targets: list[int], request: GenRequest) -> list[TokenScore]:
     """Scores of targets under log-probability rows [n, vocab]."""
@@ -24,6 +26,17 @@ def score_rows(rows: torch.Tensor, targets: list[int], request: GenRequest) -> l
         picked = rows[:, list(request.logprob_ids)].tolist()
         asked = [tuple(zip(request.logprob_ids, row, strict=True)) for row in picked]
     return [TokenScore(t, lp, k, a) for t, lp, k, a in zip(targets, own, top, asked, strict=True)]
+
+
+def prompt_scores(logits: torch.Tensor, start: int, request: GenRequest) -> tuple[TokenScore, ...]:
+    """Scores of the prompt's ids from position `start` on, from its logits [prompt, vocab]."""
+    scores = [TokenScore(request.prompt_ids[0], None)] if start == 0 else []
+    first = max(start, 1)
+    for begin in range(first, len(request.prompt_ids), SCORE_ROWS):
+        targets = request.prompt_ids[begin : begin + SCORE_ROWS]
+        rows = torch.log_softmax(logits[begin - 1 : begin - 1 + len(targets)].float(), dim=-1)
+        scores += score_rows(rows, list(targets), request)
+    return tuple(scores)
 
 
 def generated_scores(part: dict[str, Any], ids: list[int], request: GenRequest) -> list[TokenScore]:

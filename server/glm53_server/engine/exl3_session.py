@@ -1,7 +1,7 @@
 """One loaded exllamav3 model with its synchronous Generator, spoken to in our own values.
 
 Used by one thread. Takes GenRequests, returns events; text, stop strings and EOS handling beyond ids
-stay outside. Knows the generator's jobs and result dicts; nothing else does.
+stay outside. Knows the generator and its jobs; what a streaming result says is read in `exl3_results`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from glm53_server.engine.base import (
-    Done,
     EngineError,
     Event,
     Failed,
-    FinishReason,
     GenRequest,
     Grammar,
     PromptProgress,
     PromptScores,
-    Tokens,
-    TokenScore,
 )
 from glm53_server.engine.exl3_model import LoadedModel, clear_cache, detach, watch_residual
+from glm53_server.engine.exl3_results import Running, streaming_events
 from glm53_server.engine.exl3_sampler import make_sampler
-from glm53_server.engine.exl3_scores import generated_scores, score_rows
+from glm53_server.engine.exl3_scores import prompt_scores
 from glm53_server.engine.exl3_stats import tier_stats
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.pressure import is_out_of_memory, make_room, take_back
@@ -40,17 +36,8 @@ log = logging.getLogger(__name__)
 # A job reserves cache for at most this much output; longer answers are requeued by the generator,
 # so that a request without max_tokens does not keep every other stream waiting.
 RESERVE_TOKENS = 8192
-SCORE_ROWS = 512
 STATS_INTERVAL_S = 0.5
 FILTER_KINDS = {"json_schema": "json_schema", "regex": "regex", "lark": "lark_grammar"}
-
-
-@dataclass(slots=True)
-class _Running:
-    request: GenRequest
-    job: Any
-    produced: int = 0
-    cached: int = 0
 
 
 class Session:
@@ -63,7 +50,7 @@ class Session:
         self.tiers = tiers
         self._max_batch = max_batch
         self._chunk_tokens = chunk_tokens
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Running] = {}
         self._nan = torch.zeros(1, dtype=torch.bool, device=loaded.device)
         self._stats_at = 0.0
         self.tier_stats: dict[str, object] | None = (
@@ -152,7 +139,7 @@ class Session:
             identifier=request.request_id,
         )
         self._generator.enqueue(job)
-        self._running[request.request_id] = _Running(request, job)
+        self._running[request.request_id] = Running(request, job)
 
     def cancel(self, request_id: str) -> bool:
         """Drop a generation; True when it was known."""
@@ -240,14 +227,14 @@ class Session:
             self.tier_stats = tier_stats(self.loaded, self.tiers)
             self._stats_at = now
 
-    def _events(self, running: _Running, result: dict[str, Any]) -> Iterator[Event]:
+    def _events(self, running: Running, result: dict[str, Any]) -> Iterator[Event]:
         stage = result["stage"]
         if stage == "prefill":
             yield PromptProgress(int(result["curr_progress"]), int(result["max_progress"]))
         elif stage == "error":
             yield Failed(self._job_error(result["error"]))
         elif stage == "streaming":
-            yield from self._streaming_events(running, result)
+            yield from streaming_events(running, result)
 
     def _job_error(self, err: BaseException) -> EngineError:
         """What exllamav3 caught for one job. A CUDA failure concerns the engine: it is raised."""
@@ -256,38 +243,6 @@ class Session:
         if isinstance(err, torch.AcceleratorError):
             raise err
         return EngineError(f"generation failed: {err}")
-
-    def _streaming_events(self, running: _Running, result: dict[str, Any]) -> Iterator[Event]:
-        parts = [result, result["held"]] if result["eos"] and "held" in result else [result]
-        ids: list[int] = []
-        scores: list[TokenScore] = []
-        for part in parts:
-            if "token_ids" in part:
-                new = part["token_ids"].flatten().tolist()
-                ids += new
-                if running.request.logprobs:
-                    scores += generated_scores(part, new, running.request)
-        stop_id = result.get("eos_triggering_token_id") if result["eos"] else None
-        if stop_id is not None and (not ids or ids[-1] != stop_id):
-            ids.append(int(stop_id))
-            if running.request.logprobs:
-                scores.append(TokenScore(int(stop_id), None))
-        running.produced += len(ids)
-        if ids:
-            yield Tokens(tuple(ids), tuple(scores))
-        if result["eos"]:
-            reason = (
-                FinishReason.LENGTH
-                if result["eos_reason"] == "max_new_tokens"
-                else FinishReason.STOP
-            )
-            yield Done(
-                reason,
-                len(running.request.prompt_ids),
-                running.produced,
-                int(result.get("cached_tokens", 0)),
-                int(stop_id) if stop_id is not None else None,
-            )
 
     def _fail_all(self, error: EngineError) -> list[tuple[str, Event]]:
         failed: list[tuple[str, Event]] = [
@@ -333,10 +288,4 @@ class Session:
         ids = torch.tensor([request.prompt_ids], dtype=torch.long)
         with self._without_cpu_lane():
             logits = self.loaded.model.forward(ids, {"attn_mode": "flash_attn_nc"})[0]
-        scores = [TokenScore(request.prompt_ids[0], None)] if start == 0 else []
-        first = max(start, 1)
-        for begin in range(first, len(request.prompt_ids), SCORE_ROWS):
-            targets = request.prompt_ids[begin : begin + SCORE_ROWS]
-            rows = torch.log_softmax(logits[begin - 1 : begin - 1 + len(targets)].float(), dim=-1)
-            scores += score_rows(rows, list(targets), request)
-        return PromptScores(tuple(scores))
+        return PromptScores(prompt_scores(logits, start, request))
