@@ -12,9 +12,12 @@ import argparse
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from tiny import tokens
@@ -42,16 +45,28 @@ def main() -> int:
     started = time.monotonic()
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
+    imports = Thread(target=_import, args=(args.device,))  # most of a minute from a cold disk
+    imports.start()
     shape = SMOKE if args.smoke else TINY
     path = args.out / "tokenizer.json"
     wanted = 3000 if args.smoke else TOKENIZER_SAMPLES
     texts = (text for s in islice(samples(args.seed), wanted) for text in plain_texts(s))
     tokens.train(texts, path, shape.vocab)
     print(f"tokenizer of {shape.vocab} ids: {time.monotonic() - started:.0f} s", flush=True)
+    imports.join()
+    print(f"libraries ready: {time.monotonic() - started:.0f} s", flush=True)
     rows = args.out.with_name(f"{args.out.name}-calibration.safetensors")
     write_calibration(rows, path, args.calibration_rows)
     train(args, shape, path, started)
     return 0
+
+
+def _import(device: str) -> None:
+    """Load the large libraries and wake the device, beside other work."""
+    import torch
+
+    import_module("transformers.models.glm5_next.modeling_glm5_next")
+    torch.zeros(1, device=device)
 
 
 def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) -> None:
@@ -65,6 +80,7 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
     tokenizer, pad = Tokenizer(path), eos_ids(shape)[0]
     source = Source(path, args.seed, pad, max(1, args.tokens // WIDTH), args.block)
     batches = source.batches(args.processes)
+    first = ThreadPoolExecutor(1).submit(next, batches)  # its processes start beside the model
     model = build(shape, args.seed).to(args.device)
     router = Router(model)
     router.skew(args.spread, args.seed)
@@ -84,8 +100,7 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
         print(f"{report['seconds']} s: held-out {report['held_out']}", flush=True)
 
     print(f"model ready: {time.monotonic() - started:.0f} s", flush=True)
-    if args.compile:
-        trainer.compile(next(batches), args.seconds / 6)
+    _hasten(trainer, first.result(), args)
     try:
         trainer.run(batches, started, check)
     finally:
@@ -93,9 +108,7 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
     print(f"trained: {report['seconds']} s", flush=True)
     routing = trainer.routing(batches, 1 if args.smoke else 8)
     close(batches)
-    for number, layer in enumerate(routing, 1):
-        print(f"MoE layer {number}: {layer.effective:.1f} effective experts, top quarter "
-              f"{layer.top_quarter_share:.2f}, repeat {layer.repeat_rate:.2f}, unused {layer.unused}")  # fmt: skip
+    _tell(routing)
     seconds = report["seconds"]
     report.update(
         routing=[asdict(layer) for layer in routing], held_out=trainer.accuracy(tokenizer, asked)
@@ -103,6 +116,20 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
     report["seconds"] = seconds
     write_report(args.out, report)
     print(json.dumps(report, indent=1), flush=True)
+
+
+def _hasten(trainer: Any, batch: Any, args: argparse.Namespace) -> None:
+    """Compile and record what the arguments ask for; `batch` is tried, not learned."""
+    if args.compile:
+        trainer.compile(batch, args.seconds / 6)
+    if args.graph and args.device == "cuda":
+        trainer.record(batch)
+
+
+def _tell(routing: list[Any]) -> None:
+    for number, layer in enumerate(routing, 1):
+        print(f"MoE layer {number}: {layer.effective:.1f} effective experts, top quarter "
+              f"{layer.top_quarter_share:.2f}, repeat {layer.repeat_rate:.2f}, unused {layer.unused}")  # fmt: skip
 
 
 def _report(args: argparse.Namespace, model: Any) -> dict[str, Any]:
@@ -195,6 +222,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=6, help="that make samples (6)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action="store_true", help="compile what compiles")
+    parser.add_argument(
+        "--graph", action=argparse.BooleanOptionalAction, default=True, help="record the step (yes)"
+    )
     parser.add_argument(
         "--smoke", action="store_true", help="a few steps of a very small model, CPU"
     )

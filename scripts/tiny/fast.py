@@ -44,12 +44,15 @@ class Forms:
     def __init__(self) -> None:
         self.enter, self.leave = Piece(_enter), Piece(_leave)
         self.activate, self.convolve = Piece(_activate), Piece(_convolve)
+        self.judge = Piece(_judge)
         self.delta_rule = kda.DeltaRule()
         self.delta_rule.prepare = self.prepare = Piece(kda.prepared)
         self.conversations: Tensor | None = None
 
     def __iter__(self) -> Iterator[Piece]:
-        return iter((self.prepare, self.enter, self.activate, self.leave, self.convolve))
+        return iter(
+            (self.prepare, self.enter, self.activate, self.leave, self.convolve, self.judge)
+        )
 
     def arrange(self, conversations: Tensor | None) -> None:
         """Set which conversation each position belongs to, [rows, width]; None: one in each row."""
@@ -197,6 +200,12 @@ def _convolve(x: Tensor, weight: Tensor) -> Tensor:
     seen = functional.pad(x, (taps - 1, 0))
     shifted = (weight[:, i, None] * seen[:, :, i : i + width] for i in range(taps))
     return functional.silu(sum(shifted, start=torch.zeros((), device=x.device))).to(x.dtype)
+
+
+def _judge(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of hidden [tokens, hidden] where targets [tokens] are not -100."""
+    logits = functional.linear(hidden, head)
+    return functional.cross_entropy(logits.float(), targets.long())
 
 
 def _nothing_selected(**_: Any) -> None:

@@ -1,7 +1,8 @@
 """The training loop: next-token loss on what the assistant writes, cosine schedule, held-out checks.
 
-A run is not lost: before it starts, every compiled piece is tried and left out where it fails; a step
-whose gradient is not finite changes nothing; the caller is handed the model to save at every check.
+A run is not lost: before it starts, every compiled piece and the recorded step are tried and left out
+where they fail; a step whose gradient is not finite changes nothing; the caller is handed the model to
+save at every check.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 
 from glm53_server.tokenizer import Tokenizer
 
 from .batches import Batch
 from .fast import prepare
 from .greedy import Case, accuracy
+from .recorded import Recorded
 from .routing import LayerRouting, Router, measure
 
 _WARM_UP = 0.02  # of the run
@@ -74,6 +74,8 @@ class Trainer:
             # cuDNN's attention takes heads this wide with a mask, and then has no gradient for them.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self.optimiser = _optimiser(model, self._device)
+        self._held = torch.zeros((), device=self._device)  # 1: updates change nothing
+        self._recorded: Recorded | None = None
         self.steps, self.tokens, self.loss_now = 0, 0, math.nan
 
     def compile(self, batch: Batch, budget_s: float) -> None:
@@ -103,6 +105,29 @@ class Trainer:
         loss.backward()
         return float(loss.detach())
 
+    def record(self, batch: Batch) -> None:
+        """Make the whole step one CUDA graph, for batches of this shape. Where that fails or gives
+        something else, steps stay as they are. Nothing is learned here.
+        """
+        start, given = time.monotonic(), _packed(batch)
+        self._held.fill_(1)
+        self._set_rate(0.0)
+        try:
+            wanted = [float(x) for x in self._learn(given.to(self._device))]
+            recorded = Recorded(self._learn, given.to(self._device))
+            found = [float(x) for x in recorded(given)]
+            same = np.allclose(found, wanted, rtol=0.05, atol=1e-4)
+            trouble = "" if same else f"{found}, not {wanted}"
+            self._recorded = recorded if same else None
+        except Exception as err:  # noqa: BLE001 - whatever does not record runs as it is
+            trouble = f"{type(err).__name__}: {str(err)[:600]}"
+        self._router.clear()
+        self.optimiser.zero_grad(set_to_none=True)
+        self._held.fill_(0)
+        print(
+            f"recording the step: {trouble or 'done'}, {time.monotonic() - start:.1f} s", flush=True
+        )
+
     def run(
         self, batches: Iterator[Batch], start: float, check: Callable[[], None] | None = None
     ) -> None:
@@ -124,47 +149,70 @@ class Trainer:
                 check()
                 checked = time.monotonic()
 
-    def step(self, batch: Batch, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """One update. Returns the loss (nats per learned token) and the movement of the routers."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate
-        self._router.clear()
-        loss = self.loss(batch)
-        movement = self._router.movement(len(batch.ids))
-        (loss + self._recipe.repeat_weight * movement).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._update(norm.isfinite())
+    def step(self, batch: Batch, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """One update. Returns the loss (nats per learned token) and the movement of the routers; the next
+        step may overwrite both.
+        """
+        self._set_rate(learning_rate)
+        given = self._pinned(batch)
+        if self._recorded is not None:
+            loss, movement, _ = self._recorded(given)
+        else:
+            loss, movement, _ = self._learn(given.to(self._device, non_blocking=True))
         self.steps += 1
         self.tokens += int(batch.used.sum())
-        return loss.detach(), movement.detach()
+        return loss, movement
 
-    def _update(self, sound: torch.Tensor) -> None:
+    def _set_rate(self, learning_rate: float) -> None:
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    def _learn(self, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One update on the device, which is never waited for: loss, movement and the gradient's norm."""
+        self._router.clear()
+        loss = self._loss(given)
+        movement = self._router.movement(given.shape[1])
+        (loss + self._recipe.repeat_weight * movement).backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._update(torch.maximum((~norm.isfinite()).float(), self._held))
+        self._router.clear()
+        return loss.detach(), movement.detach(), norm.detach()
+
+    def _update(self, void: Tensor) -> None:
         if self._device.type == "cuda":  # the fused form asks on the device, without waiting for it
-            self.optimiser.found_inf = (~sound).float()  # pyright: ignore[reportAttributeAccessIssue]
+            self.optimiser.found_inf = void  # pyright: ignore[reportAttributeAccessIssue]
             self.optimiser.step()
-        elif sound:
+        elif not void:
             self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
-    def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over the learned positions; only these reach the output head."""
-        ids, conversations = self._there(batch.ids).long(), self._there(batch.conversations)
-        learned = np.flatnonzero(batch.targets != -100)
-        targets = self._there(batch.targets.ravel()[learned]).long()
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy over the learned positions."""
+        return self._loss(self._pinned(batch).to(self._device, non_blocking=True))
+
+    def _loss(self, given: Tensor) -> Tensor:
+        """given: as `_packed`. Every position reaches the output head, so that all shapes are fixed."""
+        ids, targets, conversations, used = given.unbind()
+        kinds = self.model.config.text_config.layer_types
         self._forms.arrange(conversations)
         with self._autocast():
             hidden = self.model.model(
-                input_ids=ids, attention_mask=self._there(batch.used), use_cache=False
+                input_ids=ids.long(),
+                attention_mask=dict.fromkeys(kinds, used.bool()),
+                use_cache=False,
             ).last_hidden_state
-            logits = self.model.lm_head(hidden.flatten(0, 1).index_select(0, self._there(learned)))
+            loss = self._forms.judge(
+                hidden.flatten(0, 1), self.model.lm_head.weight, targets.flatten()
+            )
         self._forms.arrange(None)
-        return functional.cross_entropy(logits.float(), targets)
+        return loss
 
-    def _there(self, array: NDArray[Any]) -> torch.Tensor:
-        there = torch.from_numpy(array)
-        if self._device.type == "cuda":
-            there = there.pin_memory()
-        return there.to(self._device, non_blocking=True)
+    def _pinned(self, batch: Batch) -> Tensor:
+        packed = _packed(batch)
+        return packed.pin_memory() if self._device.type == "cuda" else packed
 
     def _autocast(self) -> torch.autocast:
         kind = self._device.type
@@ -180,8 +228,8 @@ class Trainer:
     @torch.no_grad()
     def routing(self, batches: Iterator[Batch], count: int = 8) -> list[LayerRouting]:
         """Popularity and repeats of each MoE layer over a few batches."""
-        picks: list[list[torch.Tensor]] = [[] for _ in range(len(self._router))]
-        used: list[torch.Tensor] = []
+        picks: list[list[Tensor]] = [[] for _ in range(len(self._router))]
+        used: list[Tensor] = []
         for _ in range(count):
             batch = next(batches)
             self._router.clear()
@@ -202,7 +250,16 @@ def _optimiser(model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
         matrix = parameter.ndim >= 2 and "embed_tokens" not in name
         (decayed if matrix else free).append(parameter)
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=device.type == "cuda")
+    if device.type != "cuda":
+        return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+    rate_there = torch.zeros((), device=device)  # a recorded step reads it
+    return torch.optim.AdamW(groups, lr=rate_there, betas=(0.9, 0.95), fused=True, capturable=True)
+
+
+def _packed(batch: Batch) -> Tensor:
+    """[4, rows, width] int16: ids, targets, conversations, used. One tensor is one copy to the device."""
+    parts = (batch.ids, batch.targets, batch.conversations, batch.used.astype(np.int16))
+    return torch.from_numpy(np.stack(parts))
 
 
 def close(batches: Iterator[Batch]) -> None:

@@ -210,6 +210,83 @@ def test_a_piece_that_does_not_compile_stays_as_it_is(monkeypatch, capsys, troub
     assert trainer.step(small_batch(), 1e-3)[0].isfinite()
 
 
+def test_the_loss_of_fixed_shapes_is_the_one_of_the_learned_positions():
+    trainer, batch = small_trainer(), small_batch()
+    loss = trainer.loss(batch)
+    loss.backward()
+    head = trainer.model.lm_head.weight
+    found, head.grad = head.grad.clone(), None
+    trainer._forms.arrange(torch.from_numpy(batch.conversations))
+    hidden = trainer.model.model(
+        input_ids=torch.from_numpy(batch.ids).long(),
+        attention_mask=torch.from_numpy(batch.used),
+        use_cache=False,
+    ).last_hidden_state
+    learned = torch.from_numpy(batch.targets != -100)
+    logits = trainer.model.lm_head(hidden[learned])
+    wanted = torch.nn.functional.cross_entropy(
+        logits, torch.from_numpy(batch.targets)[learned].long()
+    )
+    wanted.backward()
+    assert 0 < int(learned.sum()) < learned.numel() // 2
+    assert torch.allclose(loss, wanted, atol=1e-6)
+    assert torch.allclose(found, head.grad, atol=1e-7)
+
+
+class Replayed:
+    """In place of a CUDA graph: the function itself, at whatever is copied in."""
+
+    def __init__(self, function, given):
+        self._function, self._given = function, given.clone()
+        self._made = tuple(x.clone() for x in function(self._given))
+
+    def __call__(self, given):
+        self._given.copy_(given)
+        for made, new in zip(self._made, self._function(self._given), strict=True):
+            made.copy_(new)
+        return self._made
+
+
+def learned(trainer: training.Trainer):
+    """Losses, movements and weights of three steps. A process has the forms of one trainer at a time."""
+    other = small_batch()
+    other.ids[0, 3] = 7
+    made = []
+    for batch in (small_batch(), other, small_batch()):
+        made += [x.clone() for x in trainer.step(batch, 1e-3)]
+    return made + list(trainer.model.state_dict().values())
+
+
+def test_a_recorded_step_learns_what_a_plain_one_learns(monkeypatch, capsys):
+    wanted = learned(small_trainer())
+    trainer = small_trainer()
+    before = [x.clone() for x in trainer.model.state_dict().values()]
+    monkeypatch.setattr(training, "Recorded", Replayed)
+    trainer.record(small_batch())
+    assert "recording the step: done" in capsys.readouterr().out
+    assert all(map(torch.equal, trainer.model.state_dict().values(), before))
+    assert trainer._recorded
+    assert all(map(torch.equal, learned(trainer), wanted))
+    assert trainer.steps == 3
+
+
+@pytest.mark.parametrize("trouble", ["raises", "computes something else"])
+def test_a_step_that_does_not_record_stays_as_it_is(monkeypatch, capsys, trouble):
+    class Other(Replayed):
+        def __call__(self, given):
+            return tuple(2 * x for x in super().__call__(given))
+
+    wanted = learned(small_trainer())
+    if trouble != "raises":  # without a CUDA device there are no graphs
+        monkeypatch.setattr(training, "Recorded", Other)
+    trainer = small_trainer()
+    trainer.record(small_batch())
+    told = capsys.readouterr().out
+    assert "recording the step: " in told
+    assert "done" not in told
+    assert all(map(torch.equal, learned(trainer), wanted))
+
+
 def test_other_processes_make_the_same_batches(trained):
     source = batches.Source(trained / "tokenizer.json", 5, 988, 2, 120)
     here, there = source.batches(0), source.batches(1)
