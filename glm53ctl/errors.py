@@ -23,7 +23,7 @@ from enum import IntEnum
 class Glm53Error(Exception):
     """Base of everything shown to a user: `message` says what, `hint` says the way out.
 
-    `error_id` is stable and searchable (for example "GPU-004"); `exit_code` is the process's.
+    `error_id` is stable and searchable (for example "MEM-002"); `exit_code` is the process's.
     """
 
     exit_code = 1
@@ -41,7 +41,7 @@ class Glm53Error(Exception):
 
 class UsageError(Glm53Error):
     exit_code = 2
-    error_id = "CFG-001"
+    error_id = "USE-001"
 
 
 class NotRunning(Glm53Error):

@@ -45,7 +45,7 @@ def check_address(listen: ListenPlan) -> None:
         _try_bind(listen)
     except (socket.gaierror, UnicodeError) as err:  # the second for a name that IDNA refuses
         why = err.strerror if isinstance(err, OSError) else err
-        raise UsageError(f"{listen.host!r} is not an address: {why}", error_id="NET-002") from err
+        raise UsageError(f"{listen.host!r} is not an address: {why}", error_id="NET-005") from err
     except OSError as err:
         _explain(err, listen)
 
@@ -68,7 +68,7 @@ def _explain(err: OSError, listen: ListenPlan) -> None:
             raise UsageError(
                 f"{listen.host} is not an address of this machine",
                 hint="listen on 127.0.0.1, on 0.0.0.0, or on an address `ip addr` shows",
-                error_id="NET-002",
+                error_id="NET-005",
             ) from err
         case errno.EACCES:
             raise UsageError(

@@ -17,6 +17,13 @@ from glm53ctl.errors import ChildExit
 from glm53ctl.supervisor.classify import Ending, classify
 
 ROOT = Path(__file__).resolve().parent.parent
+# The ids that an error and a check of the doctor share, because both are about the same thing.
+ONE_FINDING = {
+    "ENG-001": "the engine is not installed",
+    "FIT-001": "no mode fits",
+    "GPU-005": "no GPU is the one that was named",
+    "NET-001": "the port is taken",
+}
 SOURCES = ("glm53ctl", "server/glm53_server", "kernels/glm53_kernels")
 
 

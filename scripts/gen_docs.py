@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from doc_errors import error_rows
+from doc_errors import ONE_FINDING, error_rows
 from doc_figures import HEADLINES, newest, quality_table, table
 
 from glm53ctl import cli, doctor, env
@@ -116,7 +116,9 @@ def exit_codes_page() -> str:
             "",
             "## Checks of the doctor",
             "",
-            "`glm53ctl doctor --only ID -v` runs one; `doctor.ignore` keeps one from blocking.",
+            "`glm53ctl doctor --only ID -v` runs one; `doctor.ignore` keeps one from blocking. An id names one thing:",
+            "where an error has the id of a check, the check looks closer at what the error says "
+            f"({', '.join(f'{code(i)}: {what}' for i, what in ONE_FINDING.items())}).",
             "",
             *rows_of("id", "area", "looks at", rows=((code(s.id), s.area, s.title) for s in doctor.SPECS)),
             "",

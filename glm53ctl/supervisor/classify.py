@@ -243,7 +243,7 @@ def misplaced(what: str) -> Failure:
         "wrong GPU",
         what,
         Healing.NEVER,
-        error_id="GPU-004",
+        error_id="PLAN-002",
         hint="`glm53ctl doctor` shows the GPUs; at boot the driver may come up late: start "
         "glm53ctl after nvidia-persistenced",
     )

@@ -80,7 +80,7 @@ def listen(where: ListenPlan) -> socket.socket:
         )[0]
     except socket.gaierror as err:
         raise LaunchError(
-            ChildExit.USAGE, f"{host!r} is not an address: {err.strerror}", error_id="NET-002"
+            ChildExit.USAGE, f"{host!r} is not an address: {err.strerror}", error_id="NET-005"
         ) from err
     server = socket.socket(family, kind, protocol)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,7 +105,7 @@ def _listen_error(err: OSError, listen: ListenPlan) -> LaunchError:
             return LaunchError(
                 ChildExit.USAGE,
                 f"{listen.host} is not an address of this machine",
-                error_id="NET-002",
+                error_id="NET-005",
                 hint="listen on 127.0.0.1, on 0.0.0.0, or on an address `ip addr` shows",
             )
         case errno.EACCES:
@@ -131,7 +131,7 @@ def set_affinity(cpus: tuple[int, ...]) -> None:
         raise LaunchError(
             ChildExit.USAGE,
             f"the plan's CPUs {sorted(cpus)} are not available to this process: {err.strerror}",
-            error_id="CPU-001",
+            error_id="PLAN-001",
             hint="run `glm53ctl up` again: it makes a new plan",
         ) from err
 

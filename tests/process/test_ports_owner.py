@@ -42,7 +42,7 @@ def test_connections_left_behind_by_the_last_server_do_not_block():
 def test_addresses_that_are_not_ours(host: str):
     with pytest.raises(UsageError) as error:
         ports.check_address(ListenPlan(host, 8080))
-    assert error.value.error_id == "NET-002"
+    assert error.value.error_id == "NET-005"
 
 
 def test_owners_in_words():

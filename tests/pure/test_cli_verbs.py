@@ -89,7 +89,7 @@ def test_typos_get_a_did_you_mean_and_exit_2(glm53ctl, line, guess):
     code, out, err = glm53ctl(*line.split())
     assert (code, out) == (2, "")
     assert f"did you mean {guess}?" in err
-    assert err.startswith("error[CFG-001]: ")
+    assert err.startswith("error[USE-001]: ")
 
 
 def test_errors_are_one_id_one_message_and_a_hint(glm53ctl, tmp_path):
@@ -111,7 +111,7 @@ def test_json_is_one_document_even_on_failure(glm53ctl, tmp_path):
     assert body["error"]["id"] == "FIT-001"
     assert [item["mode"] for item in body["rejections"]] == ["fast", "exact", "cpu"]
     code, out, _ = glm53ctl("plan", "--json", "--nonsense", **fake)
-    assert (code, json.loads(out)["error"]["id"]) == (2, "CFG-001")
+    assert (code, json.loads(out)["error"]["id"]) == (2, "USE-001")
     code, out, _ = glm53ctl("doctor", "--quick", "--json", **fake)
     body = json.loads(out)
     assert (code, body["exit_code"], body["ok"]) == (4, 4, False)

@@ -44,7 +44,7 @@ from glm53ctl.plan import CpuTierPlan, EngineName, Plan
 class GpuUnusable(StartFailed):
     """The planned GPU is missing, or its software is not what the plan needs."""
 
-    error_id = "GPU-010"
+    error_id = "PLAN-003"
     child_exit = ChildExit.NO_GPU
 
 
