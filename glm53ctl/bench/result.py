@@ -7,6 +7,7 @@ kept as they wrote it.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,17 +84,34 @@ def from_json(text: str, source: str) -> Result:
 
     try:
         body: Any = json.loads(text)
-        found = body.get("schema")
+        found: object = body.get("schema")
     except (ValueError, AttributeError, RecursionError) as err:
         raise UsageError(f"{source} is not a bench result: {err}") from err
     if found != SCHEMA:
-        raise UsageError(f"{source} has schema {found!r}, this version reads {SCHEMA!r}")
+        raise _of_another_kind(source, found, body.get("command"))
     try:
         return TypeAdapter(Result).validate_json(text, extra="forbid")
     except ValidationError as err:
         first = err.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{source}: {where}: {first['msg']}") from err
+
+
+def _of_another_kind(source: str, schema: object, command: object) -> UsageError:
+    """For a document that is no result: which it is, what is read here, and what to do with this one."""
+    is_word = isinstance(schema, str)
+    named = f"has schema {schema[:80]!r}" if is_word else "names no schema"
+    show = f"python3 -m json.tool {shlex.quote(source)}"
+    if is_word and schema.startswith(f"{SCHEMA.split('/')[0]}/"):
+        hint = f"another version of glm53ctl wrote it: show it with that one, or as it is: {show}"
+    elif isinstance(command, str):
+        hint = f"these are the figures of `{' '.join(command.split())[:160]}`; read them as they are: {show}"
+    else:
+        hint = f"measure one: glm53ctl bench --out FILE; this file as it is: {show}"
+    return UsageError(
+        f"{source} {named}, and only results of `glm53ctl bench --out FILE` ({SCHEMA}) are read here",
+        hint=hint,
+    )
 
 
 def read(path: Path) -> Result:
