@@ -48,7 +48,6 @@ __all__ = ["Record", "answers", "clean_up", "current", "is_running", "launch", "
 # fmt: on
 _LOCK_RETRY_S = 2.0
 _STRAY_S = 5.0
-_AT_ONCE_S = 1.5  # an idle server has ended by then
 
 
 def launch(
@@ -198,7 +197,8 @@ def stop(
 ) -> bool:
     """Stop an instance and wait until nothing of it is left. False when it was not running.
 
-    `waiting` is told the seconds that open streams get, when the end does not come at once.
+    `waiting` is told the seconds that open streams get, once a server without any would have ended:
+    after the grace that every server has.
     Raises Unhealthy when the supervisor does not answer and `force` is not given.
     """
     try:
@@ -219,7 +219,7 @@ def stop(
     policy = Policy()
     drain_s = 0.0 if force else policy.drain_s if drain_s is None else drain_s
     limit_s = drain_s + policy.grace_s + policy.kill_s + 5
-    if waiting and supervisor is not None and not wait_gone(supervisor, _AT_ONCE_S):
+    if waiting and supervisor is not None and not wait_gone(supervisor, policy.grace_s):
         waiting(drain_s)
     if supervisor is not None and not wait_gone(supervisor, limit_s):
         raise Glm53Error(

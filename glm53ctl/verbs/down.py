@@ -26,14 +26,19 @@ def down(
 
       glm53ctl down --drain 5
     """
+    import time
+
     from glm53ctl import client, render
 
     found = operate.named_instance(instance)
+    since = time.monotonic()
     stopped = client.stop(
         found, drain, force=force, waiting=lambda drain_s: operate.say_waiting(found, drain_s)
     )
+    took_s = round(time.monotonic() - since, 1)
     if json_:
-        body = {"ok": True, "instance": found.name, "was_running": stopped}
+        body = {"ok": True, "instance": found.name, "was_running": stopped, "took_s": took_s}
         render.emit_json({"schema": "glm53ctl.down/1", **body})
     else:
-        render.emit(f"{found.name}: {'stopped' if stopped else 'was not running'}")
+        end = f"stopped after {took_s} s" if stopped else "was not running"
+        render.emit(f"{found.name}: {end}")

@@ -94,7 +94,7 @@ def test_the_readme_runs_and_shows_what_comes(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^ready  http://127\.0\.0\.1:\d+/v1   model tiny$", done.stdout, re.MULTILINE)
     assert '"object":"chat.completion"' in done.stdout
-    assert "default: stopped" in done.stdout
+    assert re.search(r"^default: stopped after \d+\.\d s$", done.stdout, re.MULTILINE)
 
 
 def test_a_block_that_fails_is_noticed(tmp_path):

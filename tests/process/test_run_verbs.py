@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,8 +20,9 @@ import httpx
 import pytest
 from stage import free_port, wait_until
 
-from glm53ctl import cli
+from glm53ctl import cli, client
 from glm53ctl.paths import tiny_checkpoint
+from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import Identity
 
 SCRIPTED = ("--engine", "scripted", "--model", "tiny")
@@ -111,7 +113,9 @@ def test_a_day_with_the_run_verbs(shell: Shell):
     assert moved.returncode == 0, moved.stderr
     pids = [shell.record()[name]["pid"] for name in ("supervisor", "child")]
 
-    assert "stopped" in shell("down").stdout
+    first = shell("down")
+    assert re.fullmatch(r"default: stopped after \d\.\d s\n", first.stdout)
+    assert first.stderr == "", "an idle server ends within its grace: nothing needs saying"
     second = shell("down")
     assert (second.returncode, "was not running" in second.stdout) == (0, True)
     assert shell("status").returncode == 3
@@ -327,7 +331,7 @@ def test_doctor_measures_nothing_beside_a_server_that_generates(shell: Shell):
     assert json.loads(told.stdout)["checks"][0]["observed"] == "not measured"
 
 
-def test_down_says_what_it_waits_for(shell: Shell):
+def test_down_says_what_it_waits_for(shell: Shell, monkeypatch: pytest.MonkeyPatch):
     shell.up()
     shell("down")
     plan = json.loads((shell.folder / "plan.json").read_text())
@@ -336,11 +340,14 @@ def test_down_says_what_it_waits_for(shell: Shell):
     shell("restart")
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
     url = f"http://127.0.0.1:{shell.port}/v1/chat/completions"
+    monkeypatch.setattr(client, "Policy", lambda: Policy(grace_s=1.0))
     with httpx.stream("POST", url, json=body) as answer:
         lines = answer.iter_lines()  # its end would end the answer
         next(lines)
-        done = shell("down", "--drain", "2")
+        done = shell("down", "--drain", "2", "--json")
     assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert (told["was_running"], told["took_s"] > 2) == (True, True)
     assert "still stopping: open streams get up to 2 s to end" in done.stderr
     assert "glm53ctl down --force" in done.stderr
 
