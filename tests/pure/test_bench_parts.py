@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -26,7 +24,6 @@ from glm53ctl.predict import Prediction
 from glm53ctl.render import Look
 from glm53ctl.verbs import bench as bench_verb
 
-ROOT = Path(__file__).resolve().parents[2]
 PANEL = {
     "file": "p.json", "positions": 768, "expected_positions": 768, "mean_kl_top20": 1.6e-5,
     "top1_agreement": 0.9948,
@@ -163,45 +160,6 @@ def test_a_result_survives_its_file(tmp_path):
         results.from_json(result.to_json().replace('"seconds": 90.0', '"seconds": "no"'), "f")
     with pytest.raises(UsageError, match="is not a bench result"):
         results.from_json("[]", "f")
-
-
-OTHER_KINDS = {
-    "another version": ('{"schema": "glm53ctl.bench/9"}', "has schema 'glm53ctl.bench/9'", "another version"),
-    "a script of bench/": (
-        '{"schema": "glm53ctl.bench.x/1", "command": "python3 bench/x.py\\n--a"}',
-        "has schema 'glm53ctl.bench.x/1'",
-        "the figures of `python3 bench/x.py --a`",
-    ),
-    "another verb": ('{"schema": "glm53ctl.doctor/1"}', "has schema 'glm53ctl.doctor/1'", "glm53ctl bench --out FILE"),
-    "no schema": ("{}", "names no schema", "glm53ctl bench --out FILE"),
-    "no word": ('{"schema": [1], "command": {}}', "names no schema", "glm53ctl bench --out FILE"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_a_document_of_another_kind_is_named_with_what_to_run(kind: str):
-    body, named, way_out = OTHER_KINDS[kind]
-    with pytest.raises(UsageError) as refused:
-        results.from_json(body, "a file")
-    assert named in refused.value.message
-    assert results.SCHEMA in refused.value.message
-    assert way_out in (refused.value.hint or "")
-    assert "python3 -m json.tool 'a file'" in (refused.value.hint or "")
-
-
-def test_every_recorded_measurement_is_a_result_or_says_what_it_is():
-    files = sorted((ROOT / "bench/results").glob("*.json"))
-    assert len(files) > 20
-    for path in files:
-        body = json.loads(path.read_text("utf-8"))
-        if body.get("schema") == results.SCHEMA:
-            assert results.read(path).schema == results.SCHEMA
-            continue
-        with pytest.raises(UsageError) as refused:
-            results.read(path)
-        assert refused.value.hint is not None
-        if "command" in body:
-            assert body["command"][:40] in refused.value.hint
 
 
 def test_a_change_counts_only_outside_both_spreads():
