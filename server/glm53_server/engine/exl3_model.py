@@ -103,7 +103,7 @@ def load_model(
             for row in range(arena.layout.layers):
                 arena.wait_layer(row)
             phases.seconds |= {
-                "fill": arena.fill_s, "pin": arena.pin_s, "arena": arena.ready_s, "arena_wait": arena.wait_s,
+                "touch": arena.touch_s, "fill": arena.fill_s, "pin": arena.pin_s, "arena": arena.ready_s, "arena_wait": arena.wait_s,
             }  # fmt: skip
         phases.done("load")
         tokenizer = Tokenizer.from_config(config)

@@ -7,6 +7,7 @@ filled and pinned one after the other by a background thread while the rest of t
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 import threading
@@ -21,6 +22,8 @@ from glm53_kernels.cuda import CudaKernelError, CudaKernels
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
+TOUCH_BYTES = 64 << 20
+MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 SWITCH_INTERVAL_S = 2e-4
 
 
@@ -101,6 +104,7 @@ class ExpertArena:
         self._worker: threading.Thread | None = None
         self.filled_bytes = 0
         # fill_s and pin_s overlap; ready_s is from the start to the last pin, wait_s what callers waited.
+        self.touch_s = 0.0
         self.fill_s = 0.0
         self.pin_s = 0.0
         self.ready_s = 0.0
@@ -139,6 +143,7 @@ class ExpertArena:
                 ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
                 ThreadPoolExecutor(1, "glm53-pin") as pinner,
             ):
+                self._touch(pool)
                 pins = []
                 for first in range(0, self.layout.layers, self._group):
                     if self._closing or any(pin.done() and pin.exception() for pin in pins):
@@ -160,6 +165,22 @@ class ExpertArena:
                 event.set()
         finally:
             sys.setswitchinterval(interval)
+
+    def _touch(self, pool: ThreadPoolExecutor) -> None:
+        """Have the kernel make all pages, many at a time and before anything else wants the address space:
+        a fault of the fill holds up the pinning of what was filled, and the other way round.
+        """
+        started = time.perf_counter()
+        populate = ctypes.CDLL(None).madvise
+        populate.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        size = self.bytes.numel()
+
+        def touch(at: int) -> None:
+            if not self._closing:  # an old kernel refuses, and the fill touches them
+                populate(self.home + at, min(TOUCH_BYTES, size - at), MADV_POPULATE_WRITE)
+
+        list(pool.map(touch, range(0, size, TOUCH_BYTES)))
+        self.touch_s = time.perf_counter() - started
 
     def _pin(self, first: int, last: int) -> None:
         started = time.perf_counter()
