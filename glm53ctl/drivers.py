@@ -18,8 +18,8 @@ ARCHITECTURES = {
 }  # fmt: skip
 # Only for tools that do not report a capability: the first words that match decide.
 CAPABILITY_BY_NAME = (
-    ("RTX 3090", (8, 6)), ("RTX A5000", (8, 6)), ("RTX A6000", (8, 6)), ("NVIDIA A10", (8, 6)),
-    ("A100", (8, 0)), ("RTX 4090", (8, 9)), ("NVIDIA L4", (8, 9)), ("RTX 6000 Ada", (8, 9)),
+    ("RTX 3090", (8, 6)), ("RTX A5000", (8, 6)), ("RTX A6000", (8, 6)), ("A100", (8, 0)),
+    ("NVIDIA A10", (8, 6)), ("RTX 4090", (8, 9)), ("NVIDIA L4", (8, 9)), ("RTX 6000 Ada", (8, 9)),
     ("RTX 5090", (12, 0)), ("RTX PRO 6000", (12, 0)), ("H100", (9, 0)), ("H200", (9, 0)),
     ("GB10", (12, 1)), ("B200", (10, 0)),
 )  # fmt: skip

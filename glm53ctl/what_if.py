@@ -1,7 +1,7 @@
 """One machine with parts changed, for `plan --what-if "ram=256GiB,pcie=5x16"`. Pure.
 
 Measured rates that a change makes stale are forgotten, so that the prediction falls back to the new
-part's limits.
+part's limits. A card that is not here comes with the software that it needs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from glm53ctl import drivers
+from glm53ctl.cards import assumed_gpu, named_card
 from glm53ctl.env import GIB, nearest
 from glm53ctl.errors import UsageError
-from glm53ctl.hardware import GB_PER_LANE, Gpu, Hardware, Link
+from glm53ctl.hardware import GB_PER_LANE, Driver, DriverState, Gpu, Hardware, Link
 
-EXAMPLE = "ram=256GiB,vram=32GiB,pcie=5x16,cores=24,dram=200GB/s"
+EXAMPLE = "gpu=RTX3090,ram=256GiB,vram=32GiB,pcie=5x16,cores=24,dram=200GB/s"
+GPU_SOFTWARE = frozenset({"torch", "exllamav3", "fastapi"})
 
 
 def changed(hardware: Hardware, text: str) -> Hardware:
     """The hardware with the changes in `text`. Raises UsageError naming what it cannot read."""
+    wanted: dict[str, str] = {}
     for part in text.split(","):
         key, _, value = (item.strip() for item in part.partition("="))
         if key not in _CHANGES:
@@ -27,8 +31,39 @@ def changed(hardware: Hardware, text: str) -> Hardware:
                 f"--what-if {key!r} is not a part that can be changed",
                 hint=f"did you mean {close!r}?" if close else f"for example {EXAMPLE}",
             )
-        hardware = _CHANGES[key](hardware, value)
+        wanted[key] = value
+    for key, change in _CHANGES.items():  # the card first, so that others change it
+        if key in wanted:
+            hardware = change(hardware, wanted[key])
     return hardware
+
+
+def _gpu(hardware: Hardware, value: str) -> Hardware:
+    """That card in place of those that are here, in a slot of its width, with a driver that is new enough."""
+    driver = Driver(
+        DriverState.OK,
+        drivers.version_text(drivers.minimum_driver()),
+        drivers.ENGINE_CUDA,
+        "assumed by --what-if",
+    )
+    return replace(
+        _without_link_rate(hardware),
+        gpus=(assumed_gpu(named_card(value)),),
+        driver=driver,
+        engines=hardware.engines | GPU_SOFTWARE,
+    )
+
+
+def _without_link_rate(hardware: Hardware) -> Hardware:
+    measured = replace(
+        hardware.measured,
+        h2d_bytes_per_s=None,
+        h2d_generation=None,
+        h2d_width=None,
+        h2d_replays=None,
+        h2d_throttle=None,
+    )
+    return replace(hardware, measured=measured)
 
 
 def _ram(hardware: Hardware, value: str) -> Hardware:
@@ -56,8 +91,7 @@ def _pcie(hardware: Hardware, value: str) -> Hardware:
     generation, width = int(found[1]), int(found[2])
     link = Link(generation, width, generation, width)
     gpus = tuple(replace(gpu, link=link) for gpu in _gpus(hardware))
-    measured = replace(hardware.measured, h2d_bytes_per_s=None, h2d_generation=None, h2d_width=None)
-    return replace(hardware, gpus=gpus, measured=measured)
+    return replace(_without_link_rate(hardware), gpus=gpus)
 
 
 def _cores(hardware: Hardware, value: str) -> Hardware:
@@ -78,6 +112,7 @@ def _dram(hardware: Hardware, value: str) -> Hardware:
 
 
 _CHANGES: dict[str, Callable[[Hardware, str], Hardware]] = {
+    "gpu": _gpu,
     "ram": _ram,
     "vram": _vram,
     "pcie": _pcie,
@@ -88,7 +123,10 @@ _CHANGES: dict[str, Callable[[Hardware, str], Hardware]] = {
 
 def _gpus(hardware: Hardware) -> tuple[Gpu, ...]:
     if not hardware.gpus:
-        raise UsageError("--what-if needs a GPU for this change, and this machine has none")
+        raise UsageError(
+            "--what-if needs a GPU for this change, and this machine has none",
+            hint="name one as well: gpu=RTX3090",
+        )
     return hardware.gpus
 
 

@@ -32,7 +32,9 @@ def plan(
     what_if: Annotated[
         str | None,
         typer.Option(
-            "--what-if", metavar="CHANGES", help="Predict an upgrade: ram=256GiB,pcie=5x16."
+            "--what-if",
+            metavar="CHANGES",
+            help="Predict other parts, a card as well: gpu=RTX3090,ram=256GiB,pcie=5x16.",
         ),
     ] = None,
     explain: Annotated[
@@ -51,11 +53,14 @@ def plan(
       glm53ctl plan --mode exact --context-tokens 32768
 
       glm53ctl plan --measure --what-if "ram=256GiB,pcie=5x16"
+
+      glm53ctl plan --what-if "gpu=RTX3090,ram=256GiB"
     """
     from dataclasses import replace
 
     from glm53ctl import choose, render, unused
     from glm53ctl import what_if as changes
+    from glm53ctl.cards import assumptions
     from glm53ctl.plan_text import comparison, plan_document, plan_lines
 
     situation = choose.survey(
@@ -86,13 +91,16 @@ def plan(
         situation = replace(situation, hardware=changes.changed(situation.hardware, what_if))
         if not json_:
             render.emit("\n".join(comparison(now, choose.decide(situation))))
+            for line in assumptions(situation.hardware.gpus):
+                render.emit(line)
     outcome = choose.decide(situation)
     for warning in unused.unused(outcome.plan, situation.profile) if outcome.plan else ():
         render.warn(warning)
     if json_:
         refusal = outcome.refusal()
         failure = render.error_fields(refusal) if refusal else {}
-        render.emit_json({**plan_document(outcome, situation), **failure})
+        document = plan_document(outcome, situation) | {"what_if": what_if}
+        render.emit_json({**document, **failure})
         raise typer.Exit(refusal.exit_code if refusal else 0)
     chosen = outcome.chosen()
     for line in plan_lines(chosen, outcome, situation, render.look(), explain=explain):

@@ -117,6 +117,20 @@ def test_json_is_one_document_even_on_failure(glm53ctl, tmp_path):
     assert (code, body["exit_code"], body["ok"]) == (4, 4, False)
 
 
+def test_plan_for_a_card_that_is_not_here_says_so(glm53ctl, tmp_path):
+    record(tmp_path / "machine", total_gib=16, available_gib=12)
+    fake = {"GLM53_FAKE_ROOT": str(tmp_path / "machine")}
+    changes = "gpu=RTX3090,ram=256GiB"
+    code, out, _ = glm53ctl("plan", "--mode", "exact", "--what-if", changes, **fake)
+    assert code == 0
+    assert "NVIDIA GeForce RTX 3090 is not here: 24.0 GiB of VRAM, PCIe Gen4 x16" in out
+    assert "link assumed" in out
+    code, out, _ = glm53ctl("plan", "--mode", "exact", "--what-if", changes, "--json", **fake)
+    body = json.loads(out)
+    assert (code, body["what_if"], body["plan"]["gpu"]["uuid"]) == (0, changes, "GPU-what-if")
+    assert all("measured" not in item["basis"] for item in body["predictions"])
+
+
 def test_plan_of_tiny_runs_anywhere(glm53ctl, tmp_path):
     record(tmp_path / "machine", cores=4, total_gib=16, available_gib=12)
     fake = {"GLM53_FAKE_ROOT": str(tmp_path / "machine")}

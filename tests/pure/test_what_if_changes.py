@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from test_planner_machines import GIB, consider, hardware
 
+from glm53ctl import drivers
+from glm53ctl.cards import CARDS, NOT_HERE, assumptions, named_card
 from glm53ctl.errors import UsageError
-from glm53ctl.hardware import Measured
+from glm53ctl.hardware import Hardware, Measured
 from glm53ctl.plan import Mode
 from glm53ctl.what_if import changed
 
@@ -62,3 +64,62 @@ def test_what_cannot_be_read_is_refused(text, message):
 def test_a_gpu_change_needs_a_gpu():
     with pytest.raises(UsageError, match="needs a GPU"):
         changed(hardware(256 * GIB, None), "pcie=4x16")
+
+
+def bare() -> Hardware:
+    """A machine without a card, its driver and its software."""
+    found = hardware(64 * GIB, None)
+    return replace(found, engines=frozenset(), measured=Measured(tier_bytes_per_s=40e9))
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_known_card_is_planned_for_on_a_machine_without_one(name):
+    card = CARDS[name]
+    assert consider(bare()).plan is None
+    machine = changed(bare(), f"gpu={name},ram=256GiB")
+    gpu = machine.gpus[0]
+    assert gpu.capability is not None, "drivers.py has no generation for this name"
+    assert gpu.capability >= drivers.MIN_CAPABILITY
+    assert 0 < (gpu.free_bytes or 0) < (gpu.total_bytes or 0) == card.vram_mib << 20
+    plan = consider(machine, mode="exact").chosen()
+    assert (plan.gpu and plan.gpu.uuid, plan.gpu and plan.gpu.name) == (NOT_HERE, card.name)
+    assert assumptions(machine.gpus)[0].startswith(f"{card.name} is not here: ")
+
+
+def test_a_card_that_is_not_here_has_no_measured_rate():
+    measured = Measured(h2d_bytes_per_s=3e9, h2d_replays=2, ram_read_bytes_per_s=60e9)
+    here = replace(hardware(256 * GIB, 24 * GIB), measured=measured)
+    machine = changed(here, "gpu=RTX3090")
+    assert machine.measured == Measured(ram_read_bytes_per_s=60e9)
+    assert [gpu.uuid for gpu in machine.gpus] == [NOT_HERE]
+    assert {item.basis for item in consider(machine).predictions} >= {"link assumed, RAM measured"}
+
+
+def test_a_card_comes_before_what_is_changed_of_it():
+    machine = changed(bare(), "pcie=3x4,vram=12GiB,gpu=rtx 5090")
+    gpu = machine.gpus[0]
+    assert gpu.link is not None
+    assert (gpu.name, gpu.total_bytes) == ("NVIDIA GeForce RTX 5090", 12 * GIB)
+    assert (gpu.link.max_generation, gpu.link.width) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["3090", "rtx-3090", "GeForce RTX 3090", "NVIDIA GeForce RTX 3090"]
+)
+def test_a_card_is_known_by_what_people_call_it(name):
+    assert named_card(name) is CARDS["RTX3090"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("RTX309", "did you mean RTX3090?"),
+        ("Radeon", "one of RTX3090, "),
+        ("", "one of RTX3090, "),
+        ("nvidia", "one of "),
+    ],
+)
+def test_a_card_that_nobody_knows_is_refused_with_those_that_are(name, hint):
+    with pytest.raises(UsageError, match="not a card that is known here") as refused:
+        changed(bare(), f"gpu={name}")
+    assert hint in (refused.value.hint or "")
