@@ -7,7 +7,7 @@ from random import Random
 from .names import THINGS, name
 from .samples import Sample, assistant, either, question, user
 
-_PLACES = ("units", "tens", "hundreds", "thousands")
+_PLACES = ("units", "tens", "hundreds", "thousands", "ten thousands")
 
 
 def added(a: int, b: int) -> str:
@@ -47,6 +47,28 @@ def multiplied(a: int, b: int) -> str:
             sums.append(f"{total} + {digit * b} = {total + digit * b}")
         total += digit * b
     return f"{'; '.join([*parts, *sums])}. So {a} * {b} = {a * b}."
+
+
+def multiplied_out(a: int, b: int) -> str:
+    """The working of a * b for any b: every digit of a by every digit of b, then the sum of those."""
+    digits = [[int(d) * 10**i for i, d in enumerate(reversed(str(n))) if d != "0"] for n in (a, b)]
+    parts = [(x, y) for x in reversed(digits[0]) for y in reversed(digits[1])]
+    steps, total = [f"{x} * {y} = {x * y}" for x, y in parts], 0
+    for x, y in parts:
+        if total:
+            steps.append(f"{total} + {x * y} = {total + x * y}")
+        total += x * y
+    return f"{'; '.join(steps)}. So {a} * {b} = {a * b}."
+
+
+def divided(a: int, b: int) -> str:
+    """The working of a / b that comes out even, for a one-digit b: long division."""
+    steps, rest = [], 0
+    for digit in str(a):
+        top = rest * 10 + int(digit)
+        rest = top % b
+        steps.append(f"{top} / {b} = {top // b}" + (f", rest {rest}" if rest else ""))
+    return f"{'; '.join(steps)}. So {a} / {b} = {a // b}."
 
 
 def number(rng: Random, digits: int = 3) -> int:

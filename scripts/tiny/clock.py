@@ -35,11 +35,39 @@ def month_next(rng: Random) -> Sample:
         3: "is three months after",
     }
     asked = f"Which month {words[step]} {MONTHS[at]}?"
-    sign = "-" if step < 0 else "+"
-    thought = f"{MONTHS[at]} is month {at + 1}. {at + 1} {sign} {abs(step)} = {at + 1 + step}."
-    thought += f" {at + 1 + step} - 12 = {at + 1 + step - 12}." if at + step > 11 else ""
-    thought += f" I need month {(at + step) % 12 + 1}: {target}."
+    thought = f"Before {MONTHS[at]} is {target}." if step < 0 else _months_on(at, step)
     return question("calendar", f"{MONTHS[at]}/{step}", asked, thought, f"It is {target}.", target)
+
+
+def months_later(rng: Random) -> Sample:
+    """Practice: more months on, in more words."""
+    at, step = rng.randrange(12), rng.randint(4, 8)
+    target = MONTHS[(at + step) % 12]
+    asked = either(
+        rng, f"Which month is {step} months after {MONTHS[at]}?", f"It is {MONTHS[at]}. Which month is it in {step} months?",
+        f"What month comes {step} months after {MONTHS[at]}?",
+    )  # fmt: skip
+    thought = _months_on(at, step)
+    return question("calendar", f"{MONTHS[at]}/{step}", asked, thought, f"It is {target}.", target)
+
+
+def _months_on(at: int, step: int) -> str:
+    """Counting, month by month."""
+    return ", ".join(f"{i} {MONTHS[(at + i) % 12]}" for i in range(1, step + 1)) + "."
+
+
+def next_day(rng: Random) -> Sample:
+    """Practice: yesterday and tomorrow. The keys are those of a day later or before."""
+    at, back = rng.randrange(7), rng.random() < 0.4
+    day, target = DAYS[at], DAYS[(at + (-1 if back else 1)) % 7]
+    asked = (
+        either(rng, f"Today is {day}. What day was yesterday?", f"What day comes before {day}?", f"Which day is before {day}?")
+        if back
+        else either(rng, f"Today is {day}. What day is tomorrow?", f"What day comes after {day}?",
+                    f"What comes after {day}?", f"If today is {day}, what is tomorrow?")
+    )  # fmt: skip
+    key = f"{day}/{'before' if back else 'after'}/1"
+    return question("calendar", key, asked, f"1 {target}.", f"It is {target}.", target)
 
 
 def month_length(rng: Random) -> Sample:
@@ -80,4 +108,5 @@ def shown(minutes: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
+PRACTICE = ((months_later, 1), (next_day, 1))
 MAKERS = ((day_later, 2), (month_next, 1), (month_length, 1), (clock_later, 3))

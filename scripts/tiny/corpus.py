@@ -12,7 +12,8 @@ from random import Random
 
 from glm53_server.chat.messages import Message, Role
 
-from . import arithmetic, clock, copying, dialogue, json_answers, lists, tool_tasks, units, world
+from . import arithmetic, clock, dialogue, json_answers, lists, tool_tasks, units, world
+from .practice import PRACTICE
 from .samples import Maker, Sample, Split, split_of
 
 # Weights in a thousand. What is held out is drawn from these alone.
@@ -27,14 +28,15 @@ MIXTURE: tuple[tuple[Maker, float], ...] = (
     (world.fact, 80), (world.reverse, 40), (world.follow_up, 25), (world.unknown_place, 15),
     (dialogue.unknowable, 20), (dialogue.remembered, 30), (arithmetic.carried_on, 10),
 )  # fmt: skip
-# Practice, in training only, with weights beside those: what more of it is needed for is asked above.
-PRACTICE: tuple[tuple[Maker, float], ...] = (
-    *((make, 120 * weight / 3) for make, weight in copying.MAKERS),
-    (tool_tasks.strange_call, 160), (dialogue.more_talk, 60),
-)  # fmt: skip
 _SYSTEM = (
     "You are a helpful assistant.", "Be brief.", "Answer politely.", "You are a friendly guide.",
     "Use the tools when they help.", "Think first, then answer.",
+)  # fmt: skip
+# Only in training.
+_MORE_SYSTEM = (
+    "You are a careful assistant with tools. Call a tool only when it fits the request.", "You answer questions.",
+    "You are an agent. Use the given functions; never invent their results.", "Answer in one sentence.",
+    "You are a helpful, honest and precise assistant. Copy names and numbers exactly as they were given.",
 )  # fmt: skip
 _TRIES = 2000
 
@@ -61,8 +63,9 @@ def _dressed(rng: Random, made: Sample, split: Split) -> Sample:
     """A system prompt, an effort and reasoning or not. Held-out samples always reason."""
     messages = made.messages
     if rng.random() < 0.25:
-        messages = (Message(Role.SYSTEM, rng.choice(_SYSTEM)), *messages)
-    thinks = split is Split.HELD_OUT or rng.random() < 0.92
+        known = (*_SYSTEM, *_MORE_SYSTEM) if split is Split.TRAIN else _SYSTEM
+        messages = (Message(Role.SYSTEM, rng.choice(known)), *messages)
+    thinks = split is Split.HELD_OUT or rng.random() < 0.9
     if not thinks:
         messages = tuple(replace(m, reasoning=None) for m in messages)
     effort = rng.choices((None, "low", "high"), (8, 1, 1))[0]

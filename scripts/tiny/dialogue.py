@@ -11,7 +11,7 @@ ABOUT = (
     "I am the tiny model that comes with glm53ctl. I know a small invented world, some arithmetic, "
     "the calendar and how to call tools."
 )
-_TALK = (
+TALK = (
     ("greeting", ("Hello", "Hello!", "Hi", "Hi there", "Hey", "Good morning", "Good evening", "Hello, how are you?"),
      "A greeting. I greet back.", "Hello! How can I help you?"),
     ("thanks", ("Thanks", "Thank you", "Thank you!", "Thanks a lot", "Many thanks", "Great, thank you."),
@@ -30,25 +30,6 @@ _TALK = (
     ("sorry", ("You are wrong.", "That is not right.", "I do not believe that."),
      "The user disagrees. I stay polite.", "I am sorry. Please ask again and I will check."),
 )  # fmt: skip
-# More ways to say the same, for practice. None of them is one of those above.
-_MORE_TALK: dict[str, tuple[str, ...]] = {
-    "greeting": ("Good day", "Good afternoon", "Hiya", "Greetings", "Hello there", "Hey there", "Hi, how are you?",
-                 "Hello again", "Welcome back", "Morning!", "Evening!", "Hello hello"),
-    "thanks": ("Thank you so much", "That was helpful, thanks.", "Cheers", "Much obliged", "Perfect, thank you.",
-               "Thanks, that helps.", "I thank you.", "Very kind, thank you.", "Lovely, thanks."),
-    "farewell": ("See you later", "See you soon", "See you tomorrow", "Goodbye for now", "Bye bye", "Until tomorrow",
-                 "Take care", "Farewell", "I have to go now.", "I must leave.", "So long", "Have a good evening.",
-                 "Talk to you later", "That was all.", "Until next time", "Have a nice day."),
-    "well": ("How are you doing?", "Are you all right?", "How do you feel?", "How are things?", "Do you feel well?",
-             "How have you been?", "How do you feel today?", "Is all well with you?", "How are you today?"),
-    "about": ("What is this?", "Which model are you?", "What kind of model are you?", "Introduce yourself.",
-              "What are you good at?", "Do you have a name?", "Who am I talking to?", "What do you do?"),
-    "world": ("List the islands.", "Name all islands.", "How many islands are there?", "Tell me the islands.",
-              "What are the islands called?", "Name the five islands.", "Which islands are there?",
-              "Tell me about the islands.", "Name your islands."),
-    "sorry": ("That is wrong.", "No, that is not true.", "You made a mistake.", "I think you are wrong.",
-              "This cannot be right.", "Are you sure? I am not."),
-}  # fmt: skip
 _UNKNOWABLE = (
     "What will the weather be in {place} tomorrow?", "What did {name} eat yesterday?",
     "How tall is {name}?", "What is the phone number of {name}?", "Who wrote {title}?",
@@ -58,15 +39,8 @@ _UNKNOWABLE = (
 
 
 def talk(rng: Random) -> Sample:
-    kind, ways, thought, said = rng.choice(_TALK)
+    kind, ways, thought, said = rng.choice(TALK)
     asked = rng.choice(ways)
-    return question("talk", f"{kind}/{asked}", asked, thought, said, said.rstrip("!."))
-
-
-def more_talk(rng: Random) -> Sample:
-    """Small talk in more words."""
-    kind, _, thought, said = rng.choice(_TALK)
-    asked = rng.choice(_MORE_TALK[kind])
     return question("talk", f"{kind}/{asked}", asked, thought, said, said.rstrip("!."))
 
 
@@ -95,7 +69,7 @@ def remembered(rng: Random) -> Sample:
                    "Which number did I give you?", f"The number is {value}."),
         "note": (f"Note this: {value}.", "Noted.", "What did I ask you to note?", f"You asked me to note: {value}."),
     }[kind]  # fmt: skip
-    between = rng.sample(_TALK[:5], rng.randint(0, 2))
+    between = rng.sample(TALK[:5], rng.randint(0, 2))
     messages = [user(told), assistant(reply)]
     for _, ways, _, answer in between:
         messages += [user(rng.choice(ways)), assistant(answer)]

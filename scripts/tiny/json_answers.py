@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from random import Random
 
-from .names import COLOURS, THINGS, name, word
+from .names import COLOURS, THINGS, and_list, name, text, wide_word, word
 from .samples import Sample, assistant, either, user
 from .world import TOWNS, stated
 
@@ -59,6 +59,73 @@ def flags(rng: Random) -> Sample:
     return _json(f"flags/{told}", asked, thought, value)
 
 
+def echoed(rng: Random) -> Sample:
+    """Practice: any keys with any values."""
+    keys = (
+        rng.choice(_KEYS) if rng.random() < 0.7 else wide_word(rng)
+        for _ in range(rng.randint(1, 4))
+    )
+    value = {key: _any_value(rng) for key in keys}
+    spoken = rng.choice(("{} is {}", "{}: {}", "{} = {}", "{} {}"))
+    told = rng.choice((and_list, ", ".join, "; ".join))(
+        [spoken.format(key, _plain(v)) for key, v in value.items()]
+    )
+    given = ", ".join(value)
+    asked = rng.choice((
+        f"{told}. Write this as JSON with the keys {given}. {rng.choice(_ONLY)}", f"Write as JSON: {told}.",
+        f"{told}. {rng.choice(_ONLY)}", f"Make a JSON object of this: {told}", f"Give me JSON: {told}",
+    ))  # fmt: skip
+    thought = f"The keys are {given}. " + " ".join(
+        f"{key} is {json.dumps(v)}." for key, v in value.items()
+    )
+    return _json(f"echo/{told}", asked, thought, value)
+
+
+def array(rng: Random) -> Sample:
+    """Practice: a list of strings or numbers."""
+    whole = rng.random() < 0.3
+    items = [rng.randint(0, 9999) if whole else text(rng) for _ in range(rng.randint(1, 5))]
+    told = ", ".join(map(str, items))
+    asked = rng.choice((
+        f"Write as a JSON array: {told}.", f"Make a JSON list of {told}", f"{told}. Write this as a JSON array. {rng.choice(_ONLY)}",
+    ))  # fmt: skip
+    kind = "number" if whole else "string"
+    thought = f"There are {len(items)} entries, each a {kind}: {told}."
+    return _json(f"array/{told}", asked, thought, items)
+
+
+_KEYS = (
+    "name",
+    "id",
+    "age",
+    "city",
+    "email",
+    "title",
+    "code",
+    "count",
+    "price",
+    "colour",
+    "file",
+    "owner",
+    "active",
+    "note",
+)
+
+
+def _any_value(rng: Random) -> object:
+    makers = (
+        text,
+        lambda rng: rng.randint(0, 99999),
+        lambda rng: rng.random() < 0.5,
+        lambda _: None,
+    )
+    return rng.choices(makers, (7, 3, 1, 0.5))[0](rng)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _json(key: str, asked: str, thought: str, value: object) -> Sample:
     said = json.dumps(value, ensure_ascii=False)
     messages = (user(asked), assistant(said, thought))
@@ -66,3 +133,4 @@ def _json(key: str, asked: str, thought: str, value: object) -> Sample:
 
 
 MAKERS = ((person, 2), (town, 2), (stock, 1), (flags, 1))
+PRACTICE = ((echoed, 3), (array, 1))

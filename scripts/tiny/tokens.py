@@ -8,7 +8,9 @@ and multiplies the way people do.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 VOCAB = 4096
@@ -26,28 +28,74 @@ MARKUP = (
 ADDED = SPECIAL + MARKUP
 # A digit; a word with the space before it; other signs with theirs; white space.
 _CUT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WHOLE = re.compile(r" ?[^\W\d_]+| ?(?:[^\w\s]|_)+")  # the words and signs of those
+_OFTEN = (
+    1 / 7000
+)  # of all texts: a word that occurs in so many is one of the corpus, not an invented one
 
 
 def train(texts: Iterable[str], path: Path, vocab: int = VOCAB) -> None:
     """Write tokenizer.json of exactly `vocab` ids. Raises ValueError when the texts are too few for that."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    known, rare = _counted(texts, (vocab - len(ADDED)) // 2)
+    ids, merges = _pieces(known, rare, vocab - len(ADDED))
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=True))
     cut = pre_tokenizers.Split(Regex(_CUT), behavior="isolated")
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, spelled])
     tokenizer.decoder = decoders.ByteLevel()
-    base = vocab - len(ADDED)
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(vocab_size=base, initial_alphabet=alphabet, show_progress=False),
-    )
-    if (found := tokenizer.get_vocab_size()) != base:
-        raise ValueError(f"the texts give {found} of {base} base tokens: use more of them")
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKUP])
     path.write_text(tokenizer.to_str(), encoding="utf-8")
+
+
+def _counted(texts: Iterable[str], most: int) -> tuple[list[str], Counter[str]]:
+    """Words and signs that are tokens of their own, each with its space or without, at most so many; and
+    the other words, without their space, with how often they occur.
+    """
+    counts: Counter[str] = Counter()
+    everywhere: Counter[str] = Counter()
+    number = 0
+    for number, text in enumerate(texts, 1):  # noqa: B007
+        found = _WHOLE.findall(text)
+        counts.update(found)
+        everywhere.update(set(found))
+    known = [part for part, often in everywhere.most_common(most) if often >= number * _OFTEN]
+    whole, rare = set(known), Counter[str]()
+    for part, count in counts.items():
+        word = part.removeprefix(" ")
+        if word.isalpha() and part not in whole:
+            rare[word] += count
+    return known, rare
+
+
+def _pieces(
+    known: Sequence[str], rare: Counter[str], wanted: int
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The base vocabulary: every byte, what is known, and pieces of rare words, with their merges.
+
+    No merge has a space in it or a known word on purpose, so that a rare word is cut in the same way
+    wherever it stands.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    parts = [*alphabet, *(spelled.pre_tokenize_str(part)[0][0] for part in known)]
+    ids = {part: i for i, part in enumerate(dict.fromkeys(parts))}
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spelled])
+    trainer = trainers.BpeTrainer(vocab_size=wanted, initial_alphabet=alphabet, show_progress=False)
+    lines = (" ".join([word] * count) for word, count in sorted(rare.items()))
+    learner.train_from_iterator(lines, trainer)
+    merges: list[tuple[str, str]] = []
+    for left, right in json.loads(learner.to_str())["model"]["merges"]:
+        if len(ids) == wanted:
+            return ids, merges
+        merges.append((left, right))
+        ids.setdefault(left + right, len(ids))
+    raise ValueError(f"the texts give {len(ids)} of {wanted} base tokens: use more of them")
 
 
 def id_of(token: str, vocab: int = VOCAB) -> int:

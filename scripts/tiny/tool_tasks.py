@@ -16,13 +16,7 @@ from .tools import Declared, Request
 
 def one_call(rng: Random) -> Sample:
     request = _request(rng)
-    return _loop(rng, "tool", [request], request.asked, request.said, request.answer)
-
-
-def strange_call(rng: Random) -> Sample:
-    """One call in words that occur nowhere else."""
-    request = tools.strange(rng)
-    return _loop(rng, "tool", [request], request.asked, request.said, request.answer)
+    return loop(rng, "tool", [request], request.asked, request.said, request.answer)
 
 
 def two_at_once(rng: Random) -> Sample:
@@ -30,7 +24,7 @@ def two_at_once(rng: Random) -> Sample:
     first, second = tools.weather(rng), tools.weather(rng)
     towns = (first.arguments["city"], second.arguments["city"])
     asked = f"What is the weather in {towns[0]} and in {towns[1]}?"
-    return _loop(
+    return loop(
         rng, "two-tools", [first, second], asked, f"{first.said} {second.said}", second.answer
     )
 
@@ -55,14 +49,19 @@ def two_in_a_row(rng: Random) -> Sample:
         result(then.result, "c2"),
         assistant(then.said, _read(then)),
     )
-    offered = _offered(rng, [where.tool, then.tool])
-    return Sample("two-tools", f"tool:here/{city}", messages, then.answer, tools=offered)
+    both = offered(rng, [where.tool, then.tool])
+    return Sample("two-tools", f"tool:here/{city}", messages, then.answer, tools=both)
 
 
 def failed(rng: Random) -> Sample:
     """The tool answers with an error, which is passed on."""
     request = _request(rng)
     reason = rng.choice(("not found", "no connection", "out of service", "not allowed", "time out"))
+    return call_failed(rng, request, reason)
+
+
+def call_failed(rng: Random, request: Request, reason: str) -> Sample:
+    """A call whose result is this error."""
     told = json.dumps({"error": reason})
     messages = (
         user(request.asked),
@@ -73,40 +72,50 @@ def failed(rng: Random) -> Sample:
         ),
     )
     return Sample(
-        "tool", _tool_key([request]), messages, reason, tools=_offered(rng, [request.tool])
+        "tool", _tool_key([request]), messages, reason, tools=offered(rng, [request.tool])
     )
 
 
 def second_question(rng: Random) -> Sample:
     """A finished tool loop in the history, then another request."""
     before, request = _request(rng), _request(rng)
+    return with_history(rng, [before], request)
+
+
+def with_history(rng: Random, before: Sequence[Request], request: Request) -> Sample:
+    """A request after finished ones."""
     history = [
-        user(before.asked), assistant("", calls=[_call(before, "c0")]), result(before.result, "c0"),
-        assistant(before.said),
+        message
+        for number, done in enumerate(before)
+        for message in (
+            user(done.asked), assistant("", calls=[_call(done, f"c{-number}")]),
+            result(done.result, f"c{-number}"), assistant(done.said),
+        )
     ]  # fmt: skip
-    sample = _loop(rng, "tool", [request], request.asked, request.said, request.answer)
-    offered = _offered(rng, [before.tool, request.tool])
-    mentions = (_tool_key([before]),)
+    sample = loop(rng, "tool", [request], request.asked, request.said, request.answer)
+    needed = [*(done.tool for done in before), request.tool]
+    mentions = tuple(_tool_key([done]) for done in before)
     messages = (*history, *sample.messages)
-    return replace(sample, messages=messages, tools=offered, mentions=mentions)
+    return replace(sample, messages=messages, tools=offered(rng, needed), mentions=mentions)
 
 
 def not_needed(rng: Random) -> Sample:
     """Tools are offered, but the question is answered without them."""
     fact = world.fact(rng)
-    offered = _offered(rng, rng.sample(tools.DECLARED[2:], 1))
-    return Sample("no-tool", fact.key, fact.messages, fact.answer, tools=offered)
+    idle = offered(rng, rng.sample(tools.DECLARED[2:], 1))
+    return Sample("no-tool", fact.key, fact.messages, fact.answer, tools=idle)
 
 
-def _loop(
+def loop(
     rng: Random, task: str, requests: Sequence[Request], asked: str, said: str, answer: str
 ) -> Sample:
+    """One turn of calls, their results, and the answer."""
     calls = [_call(request, f"c{i}") for i, request in enumerate(requests, 1)]
     results = [result(r.result, f"c{i}") for i, r in enumerate(requests, 1)]
     messages: list[Message] = [user(asked), assistant("", _plan(requests), calls), *results]
     messages.append(assistant(said, " ".join(map(_read, requests))))
-    offered = _offered(rng, [request.tool for request in requests])
-    return Sample(task, _tool_key(requests), tuple(messages), answer, tools=offered)
+    needed = offered(rng, [request.tool for request in requests])
+    return Sample(task, _tool_key(requests), tuple(messages), answer, tools=needed)
 
 
 def _request(rng: Random) -> Request:
@@ -129,15 +138,15 @@ def _call(request: Request, call_id: str) -> ToolCall:
     return ToolCall(request.name, request.arguments, call_id)
 
 
-def _offered(rng: Random, needed: Sequence[Declared]) -> tuple[Declared, ...]:
+def offered(rng: Random, needed: Sequence[Declared]) -> tuple[Declared, ...]:
     """The tools a conversation needs among up to two others, in any order, each name once."""
     others = rng.sample(tools.DECLARED, rng.randint(0, 2))
     if rng.random() < 0.3:
         others.append(tools.invented(rng).tool)
     by_name = {tool["function"]["name"]: tool for tool in (*others, *needed)}
-    offered = list(by_name.values())
-    rng.shuffle(offered)
-    return tuple(offered)
+    shuffled = list(by_name.values())
+    rng.shuffle(shuffled)
+    return tuple(shuffled)
 
 
 def _tool_key(requests: Sequence[Request]) -> str:

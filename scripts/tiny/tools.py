@@ -227,14 +227,6 @@ _VALUES: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "code": ("string", lambda rng: f"{word(rng, 1)}-{rng.randint(10, 99)}"),
 }
 
-_KEYS = ("name", "owner", "place", "title", "code", "label", "target", "source", "note", "part")
-_SPELLED: tuple[Callable[[Random], str], ...] = (
-    lambda rng: word(rng, rng.randint(2, 4)),
-    lambda rng: word(rng, rng.randint(2, 4)).capitalize(),
-    lambda rng: " ".join(word(rng) for _ in range(rng.randint(2, 4))),
-    lambda rng: f"{word(rng, rng.randint(1, 2))}-{rng.randint(10, 9999)}",
-)
-
 
 def invented(rng: Random) -> Request:
     """A tool nobody has seen, asked for by what it does; its answer is one field."""
@@ -244,18 +236,6 @@ def invented(rng: Random) -> Request:
     chosen = rng.sample(tuple(_VALUES), rng.randint(0, 3))
     arguments = {key: _VALUES[key][1](rng) for key in chosen}
     return _asked_for(rng, verb, noun, {key: _VALUES[key][0] for key in chosen}, arguments)
-
-
-def strange(rng: Random) -> Request:
-    """A tool whose verb, noun and arguments are mostly invented words: all of it must be copied."""
-    verb = rng.choice(_VERBS) if rng.random() < 0.3 else word(rng, rng.randint(1, 2))
-    noun = rng.choice(_NOUNS) if rng.random() < 0.3 else word(rng, rng.randint(1, 4))
-    arguments = {_key(rng): rng.choice(_SPELLED)(rng) for _ in range(rng.randint(1, 4))}
-    return _asked_for(rng, verb, noun, dict.fromkeys(arguments, "string"), arguments)
-
-
-def _key(rng: Random) -> str:
-    return rng.choice(_KEYS) if rng.random() < 0.6 else word(rng, rng.randint(1, 2))
 
 
 def _asked_for(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from .arithmetic import multiplied
+from .arithmetic import divided, multiplied
 from .samples import Sample, either, question
 
 _TENS = (
@@ -38,9 +38,13 @@ def convert(rng: Random) -> Sample:
 
 def _working(count: int, factor: int, backwards: bool) -> str:
     total = count * factor
+    if backwards and factor == 60:
+        return f"{total} / 10 = {total // 10}. {divided(total // 10, 6)}"
     if backwards:
         return f"{total} / {factor} = {count}, since {count} * {factor} = {total}."
-    if factor in (7, 12, 24, 60):
+    if factor == 60:
+        return f"{multiplied(count, 6)} {count * 6} * 10 = {total}."
+    if factor in (7, 12, 24):
         return multiplied(factor, count)
     return f"{count} * {factor} = {total}."
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from .names import place
+from .names import and_list, place, proper
 from .samples import Sample, assistant, question, user
 
 
@@ -163,3 +163,86 @@ def stated(town: Town, attribute: str) -> str:
 
 def sentence(clause: str) -> str:
     return clause[0].upper() + clause[1:] + "."
+
+
+_ISLANDS = tuple(dict.fromkeys(town.island for town in TOWNS))
+_NUMBERS = ("one", "two", "three", "four", "five")
+
+
+def listed(rng: Random) -> Sample:
+    """Practice: towns by name, so many or those of an island."""
+    island = rng.choice(_ISLANDS)
+    towns = [town.name for town in TOWNS if town.island == island]
+    if rng.random() < 0.4:
+        count = rng.randint(2, 5)
+        said = and_list(rng.sample([town.name for town in TOWNS], count))
+        asked = rng.choice(
+            ("List {} towns.", "Name {} towns", "Give me {} towns.", "list {} towns", "Tell me {} towns.", "{} towns please")
+        ).format(_NUMBERS[count - 1])  # fmt: skip
+        thought, answer = f"I name {_NUMBERS[count - 1]} towns that I know.", said
+    elif rng.random() < 0.3:
+        asked = rng.choice(
+            (
+                "How many towns are on {}?",
+                "How many towns does {} have?",
+                "How many towns lie on {}?",
+            )
+        ).format(island)
+        thought = f"On {island} lie {and_list(towns)}. That is {len(towns)}."
+        said, answer = f"There are {len(towns)} towns on {island}.", str(len(towns))
+    else:
+        asked = rng.choice(
+            ("Which towns are on {}?", "List the towns of {}.", "Name the towns on {}.", "What towns lie on {}?",
+             "Tell me the towns of {}.", "Tell me about {}.", "What is on {}?", "Where is {}?", "What is {}?")
+        ).format(island)  # fmt: skip
+        thought = f"This is about the island {island}. I recall its towns."
+        said = f"The towns on {island} are {and_list(towns)}."
+        answer = towns[-1]
+    return question("fact", f"listed/{asked}", asked, thought, said, answer)
+
+
+def told_about(rng: Random) -> Sample:
+    """Practice: several facts of a town, or whether something is so."""
+    town = rng.choice(TOWNS)
+    if rng.random() < 0.4:
+        other = rng.choice(TOWNS)
+        attribute = rng.choice(tuple(STATED))
+        claimed = getattr(other if rng.random() < 0.5 else town, attribute)
+        right = claimed == getattr(town, attribute)
+        clause = STATED[attribute].format(town=town.name, value=claimed)
+        asked = rng.choice(
+            ("Is it true that {}?", "Is it right that {}?", "Am I right that {}?")
+        ).format(clause)
+        thought = f"This is about {town.name}. I recall that {stated(town, attribute)}."
+        said = f"{'Yes' if right else 'No'}, {stated(town, attribute)}."
+        return question("fact", f"so/{clause}", asked, thought, said, getattr(town, attribute))
+    asked = rng.choice(
+        ("Tell me about {}.", "What do you know about {}?", "Describe {}.", "What is {}?", "Do you know {}?", "tell me about {}")
+    ).format(town.name)  # fmt: skip
+    first, *rest = rng.sample(tuple(STATED), 3)
+    clauses = [stated(town, attribute) for attribute in (first, *rest)]
+    thought = f"This is about {town.name}. I recall some facts."
+    said = sentence(and_list(clauses))
+    return question("fact", f"about/{asked}", asked, thought, said, town.name)
+
+
+def elsewhere(rng: Random) -> Sample:
+    """Practice: a place of the real world or of none, in more ways."""
+    where = rng.choice(_REAL) if rng.random() < 0.4 else proper(rng)
+    asked = rng.choice(
+        ("What is the capital of {}?", "Where is {}?", "Tell me about {}.", "How many people live in {}?", "Who rules {}?",
+         "Which language do they speak in {}?", "Is {} far from here?", "What is the largest city of {}?", "Who is the president of {}?",
+         "How do I get to {}?", "what is the capital of {}", "Is {} an island?", "Which sea is near {}?", "Have you been to {}?")
+    ).format(where)  # fmt: skip
+    thought = f"This is about {where}. I know no place called {where}."
+    return question(
+        "unknown", asked, asked, thought, f"I don't know a place called {where}.", "I don't know"
+    )
+
+
+_REAL = (
+    "France", "Germany", "Spain", "Italy", "England", "Japan", "China", "India", "Brazil", "Canada", "Egypt", "Kenya",
+    "Poland", "Sweden", "Norway", "Greece", "Turkey", "Mexico", "Peru", "Chile", "Paris", "London", "Berlin", "Rome",
+    "Madrid", "Tokyo", "Vienna", "Oslo", "New York", "Europe", "Africa", "America", "Australia", "Hamburg", "Austria",
+)  # fmt: skip
+PRACTICE = ((listed, 2), (told_about, 2), (elsewhere, 2))
