@@ -45,7 +45,9 @@ def main() -> int:
     started = time.monotonic()
     args = _arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    imports = Thread(target=_import, args=(args.device,))  # most of a minute from a cold disk
+    imports = Thread(
+        target=_import, args=(args.device, args.compile)
+    )  # most of a minute from a cold disk
     imports.start()
     shape = SMOKE if args.smoke else TINY
     path = args.out / "tokenizer.json"
@@ -61,12 +63,14 @@ def main() -> int:
     return 0
 
 
-def _import(device: str) -> None:
+def _import(device: str, compiles: bool) -> None:
     """Load the large libraries and wake the device, beside other work."""
     import torch
 
     import_module("transformers.models.glm5_next.modeling_glm5_next")
     torch.zeros(1, device=device)
+    if compiles:
+        import_module("torch._inductor.compile_fx")
 
 
 def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) -> None:
@@ -120,6 +124,13 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
 
 def _hasten(trainer: Any, batch: Any, args: argparse.Namespace) -> None:
     """Compile and record what the arguments ask for; `batch` is tried, not learned."""
+    import torch
+
+    if args.compile_cache and args.compile_cache.exists():
+        try:
+            torch.compiler.load_cache_artifacts(args.compile_cache.read_bytes())
+        except Exception as err:  # noqa: BLE001 - without it, compiling only takes longer
+            print(f"{args.compile_cache} is of no use: {type(err).__name__}: {err}", flush=True)
     if args.compile:
         trainer.compile(batch, args.seconds / 6)
     if args.graph and args.device == "cuda":
@@ -222,6 +233,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=6, help="that make samples (6)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action="store_true", help="compile what compiles")
+    parser.add_argument(
+        "--compile-cache", type=Path, help="what torch.compiler.save_cache_artifacts returned"
+    )
     parser.add_argument(
         "--graph", action=argparse.BooleanOptionalAction, default=True, help="record the step (yes)"
     )
