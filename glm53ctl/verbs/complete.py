@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import typer
+
 _GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -67,6 +69,33 @@ def settings(incomplete: str) -> list[str]:
     from glm53ctl.env import rows
 
     return _starting(incomplete, (f"{row.key}=" for row in rows()))
+
+
+def keys(incomplete: str) -> list[str]:
+    """The key of every setting, for `config set`."""
+    from glm53ctl.env import rows
+
+    return _starting(incomplete, (row.key for row in rows()))
+
+
+def kept_keys(incomplete: str) -> list[str]:
+    """The keys in the user's file, for `config unset`."""
+    from glm53ctl.env import Environ, rows
+    from glm53ctl.paths import user_paths
+    from glm53ctl.profile import line_of
+
+    try:
+        text = user_paths(Environ.current()).config_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    return _starting(incomplete, (row.key for row in rows() if line_of(row.key, text)))
+
+
+def value_of_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Values for the key that stands before, where they can be listed."""
+    by_key = {"mode": modes, "model.name": models, "gpu.select": gpus}
+    known = by_key.get(str(ctx.params.get("key")))
+    return known(incomplete) if known else []
 
 
 def checks(incomplete: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from glm53ctl.verbs import options
+from glm53ctl.verbs import complete, options
 
 app = typer.Typer(help="Show and change settings; say where they come from.", no_args_is_help=True)
 
@@ -53,7 +53,10 @@ def show(
 
 
 @app.command(name="set")
-def set_(key: str, value: str) -> None:
+def set_(
+    key: Annotated[str, typer.Argument(metavar="KEY", autocompletion=complete.keys)],
+    value: Annotated[str, typer.Argument(metavar="VALUE", autocompletion=complete.value_of_key)],
+) -> None:
     """Write one setting into the user's file; comments and other settings stay.
 
     Examples:
@@ -66,7 +69,9 @@ def set_(key: str, value: str) -> None:
 
 
 @app.command()
-def unset(key: str) -> None:
+def unset(
+    key: Annotated[str, typer.Argument(metavar="KEY", autocompletion=complete.kept_keys)],
+) -> None:
     """Remove one setting from the user's file."""
     _edit(key, None)
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from glm53ctl import config_edit
+from glm53ctl.env import Environ, rows
+from glm53ctl.paths import user_paths
 from glm53ctl.verbs import complete
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +49,24 @@ def test_other_shells_complete_too(tmp_path, shell):
     assert "tiny" in " ".join(offered("glm53ctl up --model t", tmp_path, shell))
 
 
+def test_config_completes_every_key(tmp_path):
+    every = {row.key for row in rows()}
+    assert set(offered("glm53ctl config set ", tmp_path)) == every
+    assert offered("glm53ctl config set vram.res", tmp_path) == ["vram.reserve_gib"]
+    assert offered("glm53ctl config unset ", tmp_path) == [], "nothing is set"
+    file = user_paths(Environ({"HOME": str(tmp_path)})).config_file
+    for key, value in (("listen.port", "9000"), ("mode", "exact")):
+        config_edit.set_value(file, key, value)
+    assert set(offered("glm53ctl config unset ", tmp_path)) == {"listen.port", "mode"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "among"), [("mode e", ["exact"]), ("model.name t", ["tiny"]), ("listen.port 8", [])]
+)
+def test_config_completes_the_values_that_can_be_listed(tmp_path, typed, among):
+    assert offered(f"glm53ctl config set {typed}", tmp_path) == among
+
+
 def test_profiles_instances_and_directories_come_from_files(tmp_path):
     state = tmp_path / "state" / "attic"
     state.mkdir(parents=True)
@@ -69,7 +90,8 @@ def test_gpus_are_read_from_the_drivers_list(tmp_path, monkeypatch):
     assert complete.gpus("GPU") == ["GPU-52a3a85d-3c55"]
 
 
-def test_completion_is_quick(tmp_path, request):
+@pytest.mark.parametrize("line", ["glm53ctl up --mode f", "glm53ctl config set listen.p"])
+def test_completion_is_quick(tmp_path, request, line):
     """In CPU time: the machine that runs the tests may be busy."""
 
     def spent_s() -> float:
@@ -79,7 +101,7 @@ def test_completion_is_quick(tmp_path, request):
     took: list[float] = []
     for _ in range(3):
         started = spent_s()
-        offered("glm53ctl up --mode f", tmp_path)
+        offered(line, tmp_path)
         took.append(spent_s() - started)
     request.config.get_terminal_writer().line(f" completion: {min(took) * 1000:.0f} ms of CPU")
     assert min(took) < 0.5
