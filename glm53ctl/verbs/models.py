@@ -203,11 +203,17 @@ def rm(
       glm53ctl models rm glm-5.3-flash --yes
     """
     from glm53ctl import render
-    from glm53ctl.errors import ArtifactError
+    from glm53ctl.errors import ArtifactError, UsageError
     from glm53ctl.fetch import store
 
     _, paths, _ = setup()
-    found = {item.name: Path(item.path) for item in _stored() if item.name != "tiny"}
+    bundled, *others = _stored()
+    if name == bundled.name:
+        raise UsageError(
+            f"{name!r} is part of the package ({render.gigabytes(bundled.size_bytes)}) and is not removed",
+            hint="it goes with the package: pip uninstall glm53ctl",
+        )
+    found = {item.name: Path(item.path) for item in others}
     if name not in found:
         raise ArtifactError(
             f"there is no checkpoint {name!r} to remove",

@@ -124,6 +124,20 @@ def test_pull_list_path_verify_rm(here, shell, hub):
     assert here("models", "rm", "--yes")[0] == 7
 
 
+@pytest.mark.parametrize("consent", [(), ("--yes",)])
+def test_the_bundled_model_is_not_removed(here, shell, consent):
+    """Also when a folder of the models directory has its name."""
+    namesake = shell.root / "models" / "tiny"
+    shutil.copytree(tiny_checkpoint(), namesake)
+    before = sorted(path.name for path in tiny_checkpoint().iterdir())
+    code, out, err = here("models", "rm", "tiny", *consent)
+    assert (code, out) == (2, "")
+    assert "'tiny' is part of the package (" in err
+    assert "is not removed" in err
+    assert sorted(path.name for path in tiny_checkpoint().iterdir()) == before
+    assert namesake.is_dir()
+
+
 def test_verify_knows_the_bundled_model_and_says_what_helps(here, tmp_path):
     code, out, _ = here("models", "verify", "tiny")
     assert (code, out) == (0, f"ok  {tiny_checkpoint()} (every tensor)\n")
