@@ -63,7 +63,7 @@ class Lookahead:
         residency.state.copy_box = self._kernels.host_register(self._box, len(self._map))
         self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
         self._sequence = 0
-        self._decided_for: int | None = None
+        self._deciding = False  # a decision was enqueued that no step has waited for
         self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
         if self._auto:
             self.copy_s = measured_copy_s(residency)
@@ -97,9 +97,9 @@ class Lookahead:
     def before_step(self) -> None:
         """The compute stream is about to read or change residency: wait for the last decision."""
         compute = torch.cuda.current_stream(self._residency.device)
-        if self._decided_for is not None:
+        if self._deciding:
             compute.wait_event(self._decided)
-            self._decided_for = None
+            self._deciding = False
         if self._timed:
             self._timed[-1][1].record(compute)
         self._routed.record(compute)
@@ -127,7 +127,7 @@ class Lookahead:
             self._stream.wait_event(self._gathered)
             self._decide(self._steps[following], guessed, picks)
             self._decided.record(self._stream)
-        self._decided_for = following
+        self._deciding = True
 
     def _decide(self, step: StepStruct, guessed: torch.Tensor, picks: torch.Tensor) -> None:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
