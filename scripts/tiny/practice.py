@@ -51,7 +51,7 @@ def _careless(rng: Random, asked: Message) -> Message:
 # Weights beside the thousand of the mixture.
 PRACTICE: tuple[tuple[Maker, float], ...] = (
     *((make, 190 * weight / 3) for make, weight in copying.MAKERS),
-    *((make, 460 * weight / 47) for make, weight in tool_practice.PRACTICE),
+    *((make, 720 * weight / 58) for make, weight in tool_practice.PRACTICE),
     *((make, 130 * weight / 8) for make, weight in typed_sums.PRACTICE),
     *((make, 140 * weight / 9) for make, weight in small_talk.PRACTICE),
     *((make, 50 * weight / 6) for make, weight in world.PRACTICE),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -23,8 +23,8 @@ from . import (
     units,
     world,
 )
-from .samples import Maker, Sample, question
-from .tool_tasks import call_failed, loop, offered, with_history
+from .samples import Maker, Sample, assistant, question, result, user
+from .tool_tasks import call, call_failed, loop, offered, with_history
 from .tools import Declared, Request, declare
 
 _QUIET: tuple[tuple[Maker, float], ...] = (
@@ -32,6 +32,7 @@ _QUIET: tuple[tuple[Maker, float], ...] = (
     *world.PRACTICE, *units.MAKERS, (world.fact, 10), (world.follow_up, 3), (dialogue.talk, 6), (dialogue.greeted, 3),
     (dialogue.remembered, 4), (small_talk.more_talk, 14), (small_talk.impossible, 5),
 )  # fmt: skip
+_SMALL = (tools.LIGHT, tools.ALARM, tools.MESSAGE, tools.EVENT, tools.ORDER, tools.WEATHER)
 _NO_TOOL = "Nobody told me this and I have no tool for it. I must not guess."
 
 
@@ -59,6 +60,32 @@ def strange_again(rng: Random) -> Sample:
     if len({one.name for one in (*before, request)}) <= len(before):
         return strange_call(rng)
     return with_history(rng, before, request)
+
+
+def chained(rng: Random) -> Sample:
+    """A second call that needs what the first one returned."""
+    first, then = strange_tools.strange(rng), strange_tools.strange(rng)
+    if first.name == then.name:
+        return strange_call(rng)
+    key = rng.choice(("id", "code", "name", "number", "path", "key", names.word(rng)))
+    value = rng.randint(1, 99999) if rng.random() < 0.3 else names.text(rng)
+    kind = "string" if isinstance(value, str) else "integer"
+    first = replace(first, result=json.dumps({key: value}))
+    tool = declare(then.name, rng.choice(("", then.name)), **{key: {"type": kind}})
+    then = replace(then, tool=tool, arguments={key: value})
+    wish = rng.choice(
+        ("Then use {0} with its {1}.", "With its {1} call {0}.", "Then {0} with that {1}.")
+    )
+    messages = (
+        user(f"{first.asked} {wish.format(then.name, key)}"),
+        assistant("", f"First I need the {key}. I call {first.name}.", [call(first, "c1")]),
+        result(first.result, "c1"),
+        assistant("", f"{first.name} returned {first.result}. I call {then.name} with {key}.", [call(then, "c2")]),
+        result(then.result, "c2"),
+        assistant(then.said, f"{then.name} returned {then.result}."),
+    )  # fmt: skip
+    named = f"tool:chain/{first.name}/{then.name}/{value}"
+    return Sample("two-tools", named, messages, then.answer, tools=offered(rng, [first.tool, tool]))
 
 
 def strange_failure(rng: Random) -> Sample:
@@ -104,11 +131,8 @@ def beside_tools(rng: Random) -> Sample:
 def no_such_tool(rng: Random) -> Sample:
     """A request whose tool is not offered, or with no tools at all."""
     request = _request(rng) if rng.random() < 0.4 else rng.choice(tools.CATALOGUE)(rng)
-    left = (
-        ()
-        if rng.random() < 0.5
-        else tuple(tool for tool in _unfitting(rng) if tool["function"]["name"] != request.name)
-    )
+    fitting = {tools.WEATHER["function"]["name"], tools.MESSAGE["function"]["name"], request.name}
+    left = () if rng.random() < 0.5 else _unfitting(rng, fitting)
     made = question(
         "unknown",
         f"no tool/{request.asked}",
@@ -129,20 +153,17 @@ def _others(rng: Random) -> Sequence[Declared]:
     return [_request(rng).tool for _ in range(rng.choice((0, 0, 0, 1, 2, 3)))]
 
 
-def _unfitting(rng: Random) -> tuple[Declared, ...]:
-    """One to three tools that answer nothing that is asked here."""
+def _unfitting(rng: Random, fitting: Collection[str] = ()) -> tuple[Declared, ...]:
+    """Up to three tools that answer nothing that is asked here, none of these names."""
+    count = rng.randint(1, 3)
+    found = [strange_tools.strange(rng).tool for _ in range(count)]
     if rng.random() < 0.5:
-        return tuple(
-            rng.sample(
-                (tools.LIGHT, tools.ALARM, tools.MESSAGE, tools.EVENT, tools.ORDER, tools.WEATHER),
-                rng.randint(1, 3),
-            )
-        )
-    found = [strange_tools.strange(rng).tool for _ in range(rng.randint(1, 3))]
-    return tuple({tool["function"]["name"]: tool for tool in found}.values())
+        found = rng.sample(_SMALL, count)
+    by_name = {tool["function"]["name"]: tool for tool in found}
+    return tuple(tool for name, tool in by_name.items() if name not in fitting)
 
 
 PRACTICE = (
-    (strange_call, 20), (two_strange, 3), (strange_again, 4), (strange_failure, 2), (calculated, 2), (beside_tools, 12),
+    (strange_call, 28), (two_strange, 3), (chained, 3), (strange_again, 4), (strange_failure, 2), (calculated, 2), (beside_tools, 12),
     (no_such_tool, 4),
 )  # fmt: skip

@@ -39,13 +39,9 @@ def two_in_a_row(rng: Random) -> Sample:
     )
     messages = (
         user(asked),
-        assistant(
-            "", "I do not know where the user is. I call get_location.", [_call(where, "c1")]
-        ),
+        assistant("", "I do not know where the user is. I call get_location.", [call(where, "c1")]),
         result(where.result, "c1"),
-        assistant(
-            "", f"The user is in {city}. I call get_weather for {city}.", [_call(then, "c2")]
-        ),
+        assistant("", f"The user is in {city}. I call get_weather for {city}.", [call(then, "c2")]),
         result(then.result, "c2"),
         assistant(then.said, _read(then)),
     )
@@ -65,7 +61,7 @@ def call_failed(rng: Random, request: Request, reason: str) -> Sample:
     told = json.dumps({"error": reason})
     messages = (
         user(request.asked),
-        assistant("", _plan([request]), [_call(request, "c1")]),
+        assistant("", _plan([request]), [call(request, "c1")]),
         result(told, "c1"),
         assistant(
             f"I am sorry, that failed: {reason}.", f"{request.name} failed: {reason}. I say so."
@@ -88,7 +84,7 @@ def with_history(rng: Random, before: Sequence[Request], request: Request) -> Sa
         message
         for number, done in enumerate(before)
         for message in (
-            user(done.asked), assistant("", calls=[_call(done, f"c{-number}")]),
+            user(done.asked), assistant("", calls=[call(done, f"c{-number}")]),
             result(done.result, f"c{-number}"), assistant(done.said),
         )
     ]  # fmt: skip
@@ -110,7 +106,7 @@ def loop(
     rng: Random, task: str, requests: Sequence[Request], asked: str, said: str, answer: str
 ) -> Sample:
     """One turn of calls, their results, and the answer."""
-    calls = [_call(request, f"c{i}") for i, request in enumerate(requests, 1)]
+    calls = [call(request, f"c{i}") for i, request in enumerate(requests, 1)]
     results = [result(r.result, f"c{i}") for i, r in enumerate(requests, 1)]
     messages: list[Message] = [user(asked), assistant("", _plan(requests), calls), *results]
     messages.append(assistant(said, " ".join(map(_read, requests))))
@@ -134,7 +130,7 @@ def _read(request: Request) -> str:
     return f"{request.name} returned {request.result}."
 
 
-def _call(request: Request, call_id: str) -> ToolCall:
+def call(request: Request, call_id: str) -> ToolCall:
     return ToolCall(request.name, request.arguments, call_id)
 
 
