@@ -131,7 +131,7 @@ class Eviction(Protocol):
 
 
 class Clock:
-    """Second chance with a counter per slot: `most` 1 is the rule of csrc/core/clock.h."""
+    """Second chance with a counter per slot: `most` 1 is the textbook's rule."""
 
     def __init__(self, slots: int, most: int = 1) -> None:
         self._credit = [0] * slots

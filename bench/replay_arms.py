@@ -51,7 +51,7 @@ def coldest(
 
 
 def sampled(width: int) -> Make:
-    """LFRU among the next slots behind a hand."""
+    """LFRU among the next slots behind a hand: with 16 the rule of csrc/core/cache_policy.h."""
 
     def make(slots: int, keys: int, _: list[list[int]]) -> Policy:
         warmth = FrequencyOverAge(keys, 64)
@@ -71,7 +71,7 @@ def belady(slots: int, _: int, uses: list[list[int]]) -> Policy:
 
 
 ARMS: dict[str, tuple[Make, dict[str, object]]] = {
-    "CLOCK (ships)": (clock(), {}),
+    "CLOCK": (clock(), {}),
     "CLOCK, split by rounded share": (clock(), {"split": "share"}),
     "CLOCK, 1 admission a layer": (clock(), {"limit": 1}),
     "CLOCK, 2 admissions a layer": (clock(), {"limit": 2}),
@@ -84,7 +84,7 @@ ARMS: dict[str, tuple[Make, dict[str, object]]] = {
     "LFU, half-life 256": (coldest(Frequency, 256), {}),
     "LFU 64, second touch, 1.25x": (coldest(Frequency, 64, factor=1.25, touch=256), {}),
     "LFRU, half-life 64": (coldest(FrequencyOverAge, 64), {}),
-    "LFRU 64, of the next 16 slots": (sampled(16), {}),
+    "LFRU 64, of the next 16 slots (ships)": (sampled(16), {}),
     "LFRU 64, of the next 64 slots": (sampled(64), {}),
     "LFRU, 2 copies behind": (coldest(FrequencyOverAge, 64), {"background": 2}),
     "two horizons": (coldest(TwoHorizons), {}),

@@ -5,7 +5,7 @@ usage: replay_policies.py [--trace FILE.npy] [--steps 768] [--slots 1617] [--onl
 FILE.npy is int [steps, layers, streams, picks]. Without it the synthetic router draws one and four
 streams; a stream has a topic of its own, and another one from the middle on, so that what was popular
 before misleads. Needs no GPU. Speed is the model of moe/split.py with constants measured on real
-machines; it is right to about 2 % for the policy that ships (docs/tuning.md).
+machines; it was right to about 2 % for CLOCK when that shipped (docs/tuning.md).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define GLM53_ABI_VERSION 1
+#define GLM53_ABI_VERSION 2
 
 #ifdef __cplusplus
 #define GLM53_API extern "C" __attribute__((visibility("default")))
@@ -157,27 +157,34 @@ typedef struct glm53_cpu_tier_counters {
   uint64_t timeouts;
 } glm53_cpu_tier_counters;
 
-/* The cache decision (core/clock.h), callable without a GPU. result: 5 int32 hits, admitted, evicted,
- * no_victim, invalid; admissions: 3 int32 each (expert, slot, evicted key). */
-typedef struct glm53_clock_step_args {
+/* One cache step of one layer (core/cache_policy.h), callable without a GPU. heat and last are those of all
+ * keys; the picked ones are updated, except with lookahead: then picks are a guess, best first, and
+ * nothing counts as used. result: 5 int32 hits, admitted, evicted, no_victim, invalid; admissions:
+ * 3 int32 each (expert, slot, evicted key). measured: the warmth of so many slots from the hand on is
+ * computed before the decision, as the GPU does. */
+typedef struct glm53_cache_step_args {
   uint32_t size;
   int32_t num_picks;
+  int32_t layer;
   int32_t experts;
   int32_t slots;
   int32_t admit_limit;
   float gpu_share;
   float dither;
+  uint32_t now;
+  uint32_t lookahead;
+  int32_t measured;
   uint32_t reserved;
   const int32_t* picks;
   const int32_t* resident;
-  const uint32_t* priority;
   const int32_t* owner;
-  uint32_t* referenced;
+  uint32_t* heat;
+  uint32_t* last;
   uint32_t* busy;
   int32_t* hand;
   int32_t* admissions;
   int32_t* result;
-} glm53_clock_step_args;
+} glm53_cache_step_args;
 
 /* Common to every library. */
 GLM53_API uint32_t glm53_abi_version(void);
@@ -200,6 +207,6 @@ GLM53_API int glm53_cpu_tier_open(glm53_cpu* cpu, const glm53_cpu_tier_args* arg
 GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier, int32_t* ended);
 GLM53_API int glm53_cpu_tier_stats(glm53_cpu_tier* tier, glm53_cpu_tier_counters* out);
 GLM53_API int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted);
-GLM53_API int glm53_cpu_clock_step(const glm53_clock_step_args* args);
+GLM53_API int glm53_cpu_cache_step(const glm53_cache_step_args* args);
 
 #endif

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK = 0
 BAD_ARGUMENT = 1
@@ -141,21 +141,25 @@ class CpuTierCounters(ctypes.Structure):
     ]
 
 
-class ClockStepArgs(ctypes.Structure):
+class CacheStepArgs(ctypes.Structure):
     _fields_: ClassVar = [
         ("size", ctypes.c_uint32),
         ("num_picks", ctypes.c_int32),
+        ("layer", ctypes.c_int32),
         ("experts", ctypes.c_int32),
         ("slots", ctypes.c_int32),
         ("admit_limit", ctypes.c_int32),
         ("gpu_share", ctypes.c_float),
         ("dither", ctypes.c_float),
+        ("now", ctypes.c_uint32),
+        ("lookahead", ctypes.c_uint32),
+        ("measured", ctypes.c_int32),
         ("reserved", ctypes.c_uint32),
         ("picks", ctypes.c_void_p),
         ("resident", ctypes.c_void_p),
-        ("priority", ctypes.c_void_p),
         ("owner", ctypes.c_void_p),
-        ("referenced", ctypes.c_void_p),
+        ("heat", ctypes.c_void_p),
+        ("last", ctypes.c_void_p),
         ("busy", ctypes.c_void_p),
         ("hand", ctypes.c_void_p),
         ("admissions", ctypes.c_void_p),
@@ -173,7 +177,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "glm53_cpu_expert_forward_args": CpuExpertForwardArgs,
     "glm53_cpu_tier_args": CpuTierArgs,
     "glm53_cpu_tier_counters": CpuTierCounters,
-    "glm53_clock_step_args": ClockStepArgs,
+    "glm53_cache_step_args": CacheStepArgs,
 }
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -241,7 +245,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int,
         [ctypes.c_void_p, ctypes.c_void_p],
     ),
-    "glm53_cpu_clock_step": (
+    "glm53_cpu_cache_step": (
         ctypes.c_int,
         [ctypes.c_void_p],
     ),

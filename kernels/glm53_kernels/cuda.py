@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 COUNTERS = (
     "hits",
     "misses",
@@ -49,9 +49,9 @@ class ResidencyStruct(ctypes.Structure):
         ("slot_of", ctypes.c_uint64),
         ("owner", ctypes.c_uint64),
         ("slot_address", ctypes.c_uint64),
-        ("referenced", ctypes.c_uint64),
         ("locked", ctypes.c_uint64),
         ("heat", ctypes.c_uint64),
+        ("last", ctypes.c_uint64),
         ("hand", ctypes.c_uint64),
         ("counters", ctypes.c_uint64),
         ("jobs", ctypes.c_uint64),

@@ -57,7 +57,7 @@ class Target:
 CPU = Target("cpu", ("abi.h", "core/*", "cpu/*"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
 CUDA = Target(
     "cuda",
-    ("core/clock.h", "core/copy_box.h", "core/mailbox.h", "core/host_device.h", "cuda/*"),
+    ("core/cache_policy.h", "core/copy_box.h", "core/mailbox.h", "core/host_device.h", "cuda/*"),
     ("nvcc",),
     ".cu",
     _CUDA_FLAGS,

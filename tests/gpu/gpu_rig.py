@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from clock_model import Decision, Ring, Step, apply, decide
+from cache_model import Decision, Ring, Step, apply, decide
 from tier_cases import ROWS, Box, X
 
 from glm53_kernels.cuda import COUNTERS, CudaKernels, StepStruct
@@ -29,7 +29,7 @@ def fill_random(layer: int, destination: torch.Tensor, pool: ThreadPoolExecutor)
 
 
 class Rig:
-    """Real kernels over an arena of random bytes; `ring` and `heat` are the model of what they hold."""
+    """Real kernels over an arena of random bytes; `ring` is the model of what they hold."""
 
     def __init__(self, kernels: CudaKernels, layout: RecordLayout, slots: int) -> None:
         self.layout = layout
@@ -49,7 +49,6 @@ class Rig:
         self.residency.slot_address[:slots].copy_(torch.tensor(addresses, dtype=torch.int64))
         self.residency.rebuild(0, layout.layers)
         self.ring = Ring([None] * slots)
-        self.heat = [0] * (layout.layers * layout.experts)
         self.counted: dict[str, int] = dict.fromkeys(COUNTERS, 0)
         self.copier: CopyThread | None = None
 
@@ -63,7 +62,7 @@ class Rig:
         return self.ring.owner.index(key) if key in self.ring.owner else None
 
     def step(self, layer: int, picks: Sequence[int], admit_limit: int = 256) -> Decision:
-        """One decode step of distinct picks on both; returns the model's decision."""
+        """One decode step on both; returns the model's decision."""
         ids = torch.tensor(list(picks), dtype=torch.int64, device=DEVICE)
         struct = self.residency.new_step(layer)
         struct.picks, struct.num_picks = ids.data_ptr(), len(picks)
@@ -87,25 +86,26 @@ class Rig:
         struct.lookahead, struct.admit_limit = 1, limit
         self.copier.post(struct)
         self.copier.settle()
-        best_first = [256 - i for i in range(len(guess))]
         before = (layer - 1) * self.layout.experts
         slots = {self.slot_of(before + pick) for pick in in_use} - {None} - self.ring.locked
         self.ring.locked |= slots
-        decision = decide(self.ring, self.asked(layer, guess, limit, best_first))
+        decision = decide(self.ring, self.asked(layer, guess, limit, lookahead=True))
         self.ring.locked -= slots
         apply(self.ring, decision, layer * self.layout.experts)
         self.counted["lookahead"] += len(decision.admissions)
         return decision
 
+    @property
+    def now(self) -> int:
+        """The decode step that the next layer's step belongs to."""
+        return self.counted["steps"] // self.layout.layers
+
     def asked(
-        self, layer: int, picks: Sequence[int], limit: int, priority: list[int] | None = None
+        self, layer: int, picks: Sequence[int], limit: int, *, lookahead: bool = False
     ) -> Step:
-        """The model's question for these picks; priorities are the heat unless given."""
-        base, experts = layer * self.layout.experts, self.layout.experts
-        keys = [base + pick if 0 <= pick < experts else None for pick in picks]
-        resident = [None if key is None else self.slot_of(key) for key in keys]
-        heat = [0 if key is None else self.heat[key] for key in keys]
-        return Step(picks, resident, priority or heat, experts, limit)
+        """The model's question for these picks."""
+        experts = self.layout.experts
+        return Step(layer, picks, self.now, experts, limit, lookahead=lookahead)
 
     def decided(
         self, layer: int, picks: Sequence[int], limit: int, share: float = 1.0, dither: float = 0.0
@@ -113,11 +113,7 @@ class Rig:
         """The model's half of a step."""
         asked = replace(self.asked(layer, picks, limit), gpu_share=share, dither=dither)
         decision = decide(self.ring, asked)
-        base = layer * self.layout.experts
-        for pick in picks:
-            if 0 <= pick < asked.experts:
-                self.heat[base + pick] += 1
-        apply(self.ring, decision, base)
+        apply(self.ring, decision, layer * self.layout.experts)
         admitted = len(decision.admissions)
         for name, count in (
             ("hits", decision.hits), ("misses", admitted + decision.left), ("admitted", admitted),
@@ -131,7 +127,6 @@ class Rig:
         self.residency.evict(first, count, lock=lock)
         for slot in range(first, first + count):
             self.ring.owner[slot] = None
-            self.ring.referenced.discard(slot)
             (self.ring.locked.add if lock else self.ring.locked.discard)(slot)
 
     def home(self, key: int) -> int:
@@ -164,10 +159,12 @@ class Rig:
         where = {key: slot for slot, key in enumerate(self.ring.owner) if key is not None}
         keys = range(self.layout.layers * self.layout.experts)
         assert residency.slot_of.tolist() == [where.get(key, -1) for key in keys]
-        assert bits(residency._arrays["referenced"]) == self.ring.referenced
         assert bits(residency._arrays["locked"]) == self.ring.locked
         assert residency._arrays["hand"].tolist() == [self.ring.hand]
-        assert residency.heat.tolist() == self.heat
+        known = [self.ring.heat.known.get(key, (0, 0)) for key in keys]
+        assert residency._arrays["heat"].tolist() == [heat for heat, _ in known]
+        assert residency._arrays["last"].tolist() == [last for _, last in known]
+        assert residency.heat().tolist() == [self.ring.heat.now(key, self.now) for key in keys]
         found = residency.counters()
         assert {name: found[name] for name in self.counted} == self.counted
         assert self.found_tables() == self.expected_tables()

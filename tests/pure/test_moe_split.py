@@ -24,7 +24,7 @@ FAST = LaneCosts(link_s=2e-4, cpu_s=2.5e-4, fixed_s=5e-5)
 
 
 def on_link(costs: LaneCosts, misses: int) -> int:
-    """What the device makes of a split (core/clock.h)."""
+    """What the device makes of a split (core/cache_policy.h)."""
     share, offset = balanced(costs)
     return max(0, min(misses, int(misses * share + offset)))
 

@@ -62,7 +62,7 @@ def layer_s(costs: LaneCosts, misses: int, link: int) -> float:
 
 
 def on_link(state: SplitState, misses: int, layer: int, *, timed: bool) -> int:
-    """What the lane and the device make of the split: CpuLane.fill and core/clock.h."""
+    """What the lane and the device make of the split: CpuLane.fill and core/cache_policy.h."""
     share, offset = state.share, state.offset
     if timed and layer % PROBE_LAYERS == 0:
         offset = max(offset, 1.0)

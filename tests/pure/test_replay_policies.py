@@ -43,7 +43,7 @@ def replayed(arm: str, trace: np.ndarray, slots: int, **rules):
     ("arm", "hits", "admitted"),
     [
         # 1 enters uncounted; then 2 enters, 1 is hit, 3 takes 2's slot, 1 is hit, 2 takes 3's slot.
-        ("CLOCK (ships)", 2, 3),
+        ("CLOCK", 2, 3),
         ("LRU", 2, 3),
         ("LFU, half-life 64", 2, 3),
         # 3 is never picked again, so 2 keeps its slot and is hit.
@@ -72,7 +72,7 @@ def test_a_topic_of_before_loses_its_weight_only_by_ageing():
 
 def test_a_limit_reads_the_rest_in_place():
     trace = np.arange(8).reshape(1, 1, 1, 8).repeat(3, 0)
-    tally = replayed("CLOCK (ships)", trace, slots=8, limit=1)
+    tally = replayed("CLOCK", trace, slots=8, limit=1)
     assert (tally.hits, tally.admitted) == (0 + 1 + 2, 3)
     assert tally.link == tally.misses == 21
 

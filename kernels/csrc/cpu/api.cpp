@@ -140,7 +140,7 @@ uint32_t glm53_struct_size(const char* name) {
   GLM53_SIZE_OF(glm53_cpu_expert_forward_args);
   GLM53_SIZE_OF(glm53_cpu_tier_args);
   GLM53_SIZE_OF(glm53_cpu_tier_counters);
-  GLM53_SIZE_OF(glm53_clock_step_args);
+  GLM53_SIZE_OF(glm53_cache_step_args);
 #undef GLM53_SIZE_OF
   return 0;
 }

@@ -1,5 +1,7 @@
 /* The C border of the CPU tier, and of the cache decision for tests on machines without a GPU. */
-#include "core/clock.h"
+#include <vector>
+
+#include "core/cache_policy.h"
 #include "cpu/tier.h"
 
 struct glm53_cpu_tier {
@@ -70,19 +72,43 @@ int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted) {
   });
 }
 
-int glm53_cpu_clock_step(const glm53_clock_step_args* args) {
+int glm53_cpu_cache_step(const glm53_cache_step_args* args) {
   return guard([&] {
-    check_struct(args, "clock_step args");
-    GLM53_CHECK(args->num_picks >= 0 && args->num_picks <= kMaxPicks, "num_picks is %d", args->num_picks);
-    GLM53_CHECK(args->slots > 0, "slots is %d", args->slots);
-    const ClockResult r = clock_step(
-        checked<int32_t>(args->picks, "picks"), checked<int32_t>(args->resident, "resident"), args->num_picks,
-        args->experts, const_cast<uint32_t*>(checked<uint32_t>(args->referenced, "referenced")),
-        const_cast<uint32_t*>(checked<uint32_t>(args->busy, "busy")), checked<int32_t>(args->owner, "owner"),
-        args->slots, const_cast<int32_t*>(checked<int32_t>(args->hand, "hand")),
-        ClockPolicy{args->admit_limit, args->gpu_share, args->dither},
-        checked<uint32_t>(args->priority, "priority"),
-        reinterpret_cast<ClockAdmission*>(const_cast<int32_t*>(checked<int32_t>(args->admissions, "admissions"))));
+    check_struct(args, "cache_step args");
+    const int32_t n = args->num_picks, slots = args->slots;
+    GLM53_CHECK(n >= 0 && n <= kMaxPicks, "num_picks is %d", n);
+    GLM53_CHECK(slots > 0, "slots is %d", slots);
+    GLM53_CHECK(args->measured >= 0 && args->measured <= slots, "measured is %d of %d slots", args->measured, slots);
+    const auto* picks = checked<int32_t>(args->picks, "picks");
+    auto* heat = const_cast<uint32_t*>(checked<uint32_t>(args->heat, "heat"));
+    auto* last = const_cast<uint32_t*>(checked<uint32_t>(args->last, "last"));
+    auto* hand = const_cast<int32_t*>(checked<int32_t>(args->hand, "hand"));
+    GLM53_CHECK(*hand >= 0 && *hand < slots, "hand is %d", *hand);
+    std::vector<uint64_t> known(args->measured);
+    const SlotWarmth warmth = {checked<int32_t>(args->owner, "owner"), heat,         last,  args->now,
+                               slots,                                  known.data(), *hand, args->measured};
+    for (int32_t i = 0; i < args->measured; ++i) known[i] = warmth.measure((*hand + i) % slots);
+    uint32_t priority[kMaxPicks], after[kMaxPicks];
+    const int64_t base = static_cast<int64_t>(args->layer) * args->experts;
+    const auto counts = [&](int32_t i) { return !args->lookahead && picks[i] >= 0 && picks[i] < args->experts; };
+    for (int32_t i = 0; i < n; ++i) {
+      priority[i] = args->lookahead ? kMaxPicks - i : 0;
+      if (counts(i)) priority[i] = aged_heat(heat[base + picks[i]], args->now - last[base + picks[i]]);
+      after[i] = heat_after(priority[i], count_at_first(picks, n, i));
+    }
+    for (int32_t i = 0; i < n; ++i) {
+      if (!counts(i) || !count_at_first(picks, n, i)) continue;
+      heat[base + picks[i]] = after[i];
+      last[base + picks[i]] = args->now;
+    }
+    const StepQuestion question = {picks,          checked<int32_t>(args->resident, "resident"),
+                                   priority,       n,
+                                   args->experts,  args->admit_limit,
+                                   args->gpu_share, args->dither};
+    auto* admissions = reinterpret_cast<Admission*>(const_cast<int32_t*>(checked<int32_t>(args->admissions, "admissions")));
+    const StepResult r =
+        decide(question, warmth, const_cast<uint32_t*>(checked<uint32_t>(args->busy, "busy")), hand, admissions);
+    for (int32_t i = 0; i < r.admitted; ++i) admissions[i].evicted = args->owner[admissions[i].slot];
     int32_t* result = const_cast<int32_t*>(checked<int32_t>(args->result, "result"));
     result[0] = r.hits, result[1] = r.admitted, result[2] = r.evicted, result[3] = r.no_victim,
     result[4] = r.invalid;

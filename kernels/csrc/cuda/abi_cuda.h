@@ -4,7 +4,7 @@
 #pragma once
 #include <stdint.h>
 
-#define GLM53_CUDA_ABI_VERSION 6
+#define GLM53_CUDA_ABI_VERSION 7
 #define GLM53_NUM_COUNTERS 9
 
 #ifdef __cplusplus
@@ -26,9 +26,9 @@ typedef struct {
     int32_t* slot_of;       /* [layers * experts] slot or -1 */
     int32_t* owner;         /* [slots] key or -1 */
     uint64_t* slot_address; /* [slots] */
-    uint32_t* referenced;   /* bitset [slots] */
     uint32_t* locked;       /* bitset [slots]: never a victim */
-    uint32_t* heat;         /* [layers * experts] picks in decode */
+    uint32_t* heat;         /* [layers * experts] aged picks in decode, as of `last` (core/cache_policy.h) */
+    uint32_t* last;         /* [layers * experts] decode step of the last pick: counters' steps / layers */
     int32_t* hand;          /* [1] */
     uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad
                                lookahead */

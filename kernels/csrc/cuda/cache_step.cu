@@ -1,6 +1,8 @@
-// One decode step of one layer: mark hits, admit misses by CLOCK, rewrite the pointer tables, list
-// the copies, and post what the CPU computes. One block; the decision itself is core/clock.h.
+// One decode step of one layer: mark hits, admit misses, rewrite the pointer tables, list
+// the copies, and post what the CPU computes. One block; the decision itself is core/cache_policy.h.
 #include <cuda_fp16.h>
+
+#include <algorithm>
 
 #include "../core/copy_box.h"
 #include "../core/mailbox.h"
@@ -11,15 +13,16 @@ namespace glm53 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMostMeasured = 2048;  // slots whose warmth is in shared memory: 16 KiB
 static_assert(kThreads >= kMaxPicks && kMailboxPicks >= kMaxPicks);
 
-__device__ void vacate(const glm53_residency& state, const ClockAdmission& a) {
+__device__ void vacate(const glm53_residency& state, const Admission& a) {
     if (a.evicted < 0) return;
     state.slot_of[a.evicted] = -1;
     point_tables(state, a.evicted / state.experts, a.evicted % state.experts, home_of(state, a.evicted));
 }
 
-__device__ void admit(const glm53_residency& state, int layer, const ClockAdmission& a, int job) {
+__device__ void admit(const glm53_residency& state, int layer, const Admission& a, int job) {
     vacate(state, a);
     const int64_t key = static_cast<int64_t>(layer) * state.experts + a.expert;
     state.owner[a.slot] = static_cast<int32_t>(key);
@@ -58,12 +61,12 @@ __device__ void settle(const glm53_residency& state) {
 }
 
 // Hand a look-ahead step's copies to the host thread behind the copy box.
-__device__ void post_copies(const glm53_step& step, const glm53_residency& state, const ClockAdmission* admissions,
+__device__ void post_copies(const glm53_step& step, const glm53_residency& state, const Admission* admissions,
                             int admitted) {
     CopyBox* box = reinterpret_cast<CopyBox*>(state.copy_box);
     const int thread = threadIdx.x;
     if (thread < admitted) {
-        const ClockAdmission& a = admissions[thread];
+        const Admission& a = admissions[thread];
         const int64_t key = static_cast<int64_t>(step.layer) * state.experts + a.expert;
         vacate(state, a);
         state.owner[a.slot] = -1;
@@ -85,7 +88,7 @@ __device__ void post_copies(const glm53_step& step, const glm53_residency& state
 // Picks whose expert is neither resident nor admitted: their rows and weights go to the mailbox,
 // their weights here become 0, which the stock kernels skip without reading.
 __device__ void post(const glm53_step& step, const glm53_residency& state, const int32_t* expert,
-                     const int32_t* resident, const ClockAdmission* admissions, int admitted) {
+                     const int32_t* resident, const Admission* admissions, int admitted) {
     __shared__ int32_t posted;
     Mailbox* box = reinterpret_cast<Mailbox*>(step.mailbox);
     const int thread = threadIdx.x;
@@ -127,23 +130,45 @@ __device__ void post(const glm53_step& step, const glm53_residency& state, const
     if (thread == 0) *reinterpret_cast<volatile uint32_t*>(&box->posted) = step.sequence;
 }
 
-__global__ void cache_step(const glm53_residency state, const glm53_step step) {
-    extern __shared__ uint32_t bits[];
+// How many slots behind the hand the whole block measures, so that one thread can decide without reading
+// device memory: a full window for every admission, and as many slots that hits keep.
+int slots_to_measure(const glm53_residency& state, const glm53_step& step) {
+    const int admissions = std::min(step.num_picks, step.admit_limit);
+    if (admissions <= 0) return 0;
+    return std::min({state.slots, kMostMeasured, kWindow * admissions + step.num_picks});
+}
+
+__global__ void cache_step(const glm53_residency state, const glm53_step step, const int measured) {
+    extern __shared__ uint64_t known[];
     const int words = (state.slots + 31) / 32;
-    uint32_t* referenced = bits;
-    uint32_t* busy = bits + words;
+    uint32_t* busy = reinterpret_cast<uint32_t*>(known + measured);
     __shared__ int32_t expert[kMaxPicks], resident[kMaxPicks];
-    __shared__ uint32_t heat[kMaxPicks];
-    __shared__ ClockAdmission admissions[kMaxPicks];
-    __shared__ ClockResult result;
+    __shared__ uint32_t priority[kMaxPicks];
+    __shared__ Admission admissions[kMaxPicks];
+    __shared__ StepResult result;
     const int thread = threadIdx.x;
     const int64_t base = static_cast<int64_t>(step.layer) * state.experts;
 
     settle(state);
     if (step.lookahead && state.pending[0] != 0) return;  // the last copies are still under way
-    for (int w = thread; w < words; w += kThreads) {
-        referenced[w] = state.referenced[w];
-        busy[w] = state.locked[w];
+    const uint32_t now = static_cast<uint32_t>(state.counters[6] / static_cast<uint32_t>(state.layers));
+    const SlotWarmth warmth = {state.owner, state.heat, state.last, now, state.slots, known, *state.hand, measured};
+    for (int w = thread; w < words; w += kThreads) busy[w] = state.locked[w];
+    // From the last thread down: the first ones wait for the picks meanwhile.
+    for (int i = kThreads - 1 - thread; i < measured; i += kThreads) {
+        const int slot = warmth.first + i;
+        known[i] = warmth.measure(slot < state.slots ? slot : slot - state.slots);
+    }
+    if (thread < step.num_picks) {
+        const int64_t id = step.picks[thread];
+        const bool valid = id >= 0 && id < state.experts;
+        expert[thread] = valid ? static_cast<int32_t>(id) : -1;
+        resident[thread] = valid ? state.slot_of[base + id] : -1;
+        if (step.lookahead) {
+            priority[thread] = kMaxPicks - thread;
+        } else {
+            priority[thread] = valid ? aged_heat(state.heat[base + id], now - state.last[base + id]) : 0;
+        }
     }
     __syncthreads();
     // The kernels of the layer before may still read these slots.
@@ -153,23 +178,20 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
         const int32_t slot = valid ? state.slot_of[base - state.experts + id] : -1;
         if (slot >= 0) atomicOr(&busy[slot / 32], 1u << (slot % 32));
     }
-    if (thread < step.num_picks) {
-        const int64_t id = step.picks[thread];
-        const bool valid = id >= 0 && id < state.experts;
-        expert[thread] = valid ? static_cast<int32_t>(id) : -1;
-        resident[thread] = valid ? state.slot_of[base + id] : -1;
-        if (step.lookahead) {
-            heat[thread] = kMaxPicks - thread;
-        } else {
-            heat[thread] = valid ? atomicAdd(&state.heat[base + id], 1u) : 0;
+    if (!step.lookahead && thread < step.num_picks && expert[thread] >= 0) {
+        const int picked = count_at_first(expert, step.num_picks, thread);
+        if (picked) {
+            state.heat[base + expert[thread]] = heat_after(priority[thread], picked);
+            state.last[base + expert[thread]] = now;
         }
     }
     __syncthreads();
     if (thread == 0) {
-        int32_t hand = *state.hand;
-        const ClockPolicy policy = {step.admit_limit, step.mailbox ? step.gpu_share : 1.0f, step.dither};
-        result = clock_step(expert, resident, step.num_picks, state.experts, referenced, busy, state.owner,
-                            state.slots, &hand, policy, heat, admissions);
+        int32_t hand = warmth.first;
+        const float share = step.mailbox ? step.gpu_share : 1.0f;
+        const StepQuestion question = {expert, resident, priority, step.num_picks, state.experts, step.admit_limit,
+                                       share, step.dither};
+        result = decide(question, warmth, busy, &hand, admissions);
         *state.hand = hand;
     }
     if (thread == 0 && !step.lookahead) {
@@ -184,7 +206,7 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step) {
         counters[6] += 1;
     }
     __syncthreads();
-    for (int w = thread; w < words; w += kThreads) state.referenced[w] = referenced[w];
+    if (thread < result.admitted) admissions[thread].evicted = state.owner[admissions[thread].slot];
     if (step.lookahead) return post_copies(step, state, admissions, result.admitted);
     if (step.mailbox) post(step, state, expert, resident, admissions, result.admitted);
     if (thread < result.admitted) admit(state, step.layer, admissions[thread], thread);
@@ -211,7 +233,8 @@ extern "C" int glm53_cache_step(const glm53_residency* state, const glm53_step* 
     if (step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
                           step->num_picks / step->per_row > kMailboxRows))
         return fail("glm53_cache_step", "rows do not fit the mailbox");
-    const size_t shared = 2 * sizeof(uint32_t) * ((state->slots + 31) / 32);
-    cache_step<<<1, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(*state, *step);
+    const int measured = slots_to_measure(*state, *step);
+    const size_t shared = sizeof(uint64_t) * measured + sizeof(uint32_t) * ((state->slots + 31) / 32);
+    cache_step<<<1, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(*state, *step, measured);
     return check_launch("glm53_cache_step");
 }

@@ -1,6 +1,6 @@
 // Addresses and table writes that every residency kernel shares.
 #pragma once
-#include "../core/clock.h"
+#include "../core/cache_policy.h"
 #include "abi_cuda.h"
 
 namespace glm53 {

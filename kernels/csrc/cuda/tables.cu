@@ -26,7 +26,6 @@ __global__ void slots_evict(const glm53_residency state, const int first, const 
             point_tables(state, key / state.experts, key % state.experts, home_of(state, key));
         }
         const uint32_t bit = 1u << (slot & 31);
-        atomicAnd(&state.referenced[slot >> 5], ~bit);
         if (lock) {
             atomicOr(&state.locked[slot >> 5], bit);
         } else {

@@ -111,7 +111,7 @@ class PrefillStager:
         self.enter()
         layout = self._residency.layout
         slot_of = self._residency.slot_of.cpu().view(layout.layers, layout.experts)
-        heat = self._residency.heat.cpu().view(layout.layers, layout.experts)
+        heat = self._residency.heat().cpu().view(layout.layers, layout.experts)
         overrides = torch.zeros(layout.layers, layout.experts, dtype=torch.int64)
         stages: list[LayerStage] = []
         for layer in range(layout.layers):
@@ -190,7 +190,7 @@ class PrefillStager:
         """Queue the hottest absent experts for the slots of a range that have memory again."""
         usable = [slot for slot in range(first, first + count) if addresses[slot]]
         resident = self._residency.slot_of >= 0
-        heat = torch.where(resident, torch.zeros_like(self._residency.heat), self._residency.heat)
+        heat = self._residency.heat().masked_fill(resident, 0)
         values, keys = torch.topk(heat, min(len(usable), heat.numel()))
         wanted = [k for k, v in zip(keys.tolist(), values.tolist(), strict=True) if v > 0]
         position = 0

@@ -20,6 +20,7 @@ from glm53_kernels.cuda import (
     ResidencyStruct,
     StepStruct,
 )
+from glm53_server.moe import heat as expert_heat
 from glm53_server.moe.arena import ExpertArena
 
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -59,9 +60,9 @@ class Residency:
             "slot_of": zeros(keys, torch.int32).fill_(-1),
             "owner": zeros(some, torch.int32).fill_(-1),
             "slot_address": zeros(some, torch.int64),
-            "referenced": zeros(words, torch.int32),
             "locked": zeros(words, torch.int32),
             "heat": zeros(keys, torch.int32),
+            "last": zeros(keys, torch.int32),
             "hand": zeros(1, torch.int32),
             "counters": zeros(len(COUNTERS), torch.int64),
             "jobs": zeros(2 * MAX_PICKS, torch.int64),
@@ -72,7 +73,6 @@ class Residency:
         self.slot_of = self._arrays["slot_of"]
         self.owner = self._arrays["owner"]
         self.slot_address = self._arrays["slot_address"]
-        self.heat = self._arrays["heat"]
         self.state = ResidencyStruct(
             size=ctypes.sizeof(ResidencyStruct),
             layers=layout.layers,
@@ -140,22 +140,26 @@ class Residency:
                 self.state, first, keys.numel(), keys.data_ptr(), self.stream()
             )
 
+    def _now(self) -> torch.Tensor:
+        """The decode step that the next cache step belongs to, as the kernels count: int64 [1]."""
+        steps = COUNTERS.index("steps")
+        return self._arrays["counters"][steps : steps + 1] // self.layout.layers
+
+    def heat(self) -> torch.Tensor:
+        """How much each expert was picked lately: int64 [keys] on the device."""
+        return expert_heat.aged(self._arrays["heat"], self._arrays["last"], self._now())
+
     def save_heat(self, path: Path) -> None:
-        """Write how often each expert was picked, halved so that old habits fade. Raises OSError."""
-        scratch = path.with_suffix(".part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes((self.heat // 2).cpu().numpy().tobytes())
-        scratch.replace(path)
+        """Write what is warm now. Raises OSError."""
+        expert_heat.save(path, self.heat())
 
     def load_heat(self, path: Path) -> bool:
-        """Take the counts of an earlier run; False when there are none for this geometry."""
-        try:
-            content = path.read_bytes()
-        except OSError:
+        """Start with the heat of an earlier run; False when there is none for this geometry."""
+        found = expert_heat.load(path, self._arrays["heat"].numel())
+        if found is None:
             return False
-        if len(content) != 4 * self.heat.numel():
-            return False
-        self.heat.copy_(torch.frombuffer(bytearray(content), dtype=torch.int32))
+        self._arrays["heat"].copy_(found)
+        self._arrays["last"].copy_(self._now().expand_as(self._arrays["last"]))
         return True
 
     def verify(self) -> int:

@@ -24,7 +24,7 @@ def plan_stage(
 ) -> LayerStage:
     """Choose which missing experts of a layer to stage and merge neighbours into one copy. Pure.
 
-    missing: expert ids in order; heat[e]: how often expert e was picked. When they do not all fit,
+    missing: expert ids in order; heat[e]: how much expert e was picked lately. When they do not all fit,
     the coldest stay at home. home / destination: addresses of expert 0's record and of slot 0.
     """
     chosen = missing
