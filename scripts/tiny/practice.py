@@ -48,6 +48,45 @@ def _careless(rng: Random, asked: Message) -> Message:
     return replace(asked, content=text + rng.choice(("", "", "", "!", " ", "??", " please")))
 
 
+def later(rng: Random) -> Sample:
+    """Any question after one to four others, about other things; now and then one of them used a tool."""
+    last = tool_practice.strange_call(rng) if rng.random() < 0.25 else _quiet(rng)
+    before = [_quiet(rng) for _ in range(rng.randint(1, 4))]
+    if rng.random() < 0.3:
+        before[rng.randrange(len(before))] = tool_practice.strange_call(rng)
+    offered = [tool for sample in (*before, last) for tool in sample.tools]
+    if len({tool["function"]["name"] for tool in offered}) < len(offered):
+        return last
+    history = [
+        message for number, sample in enumerate(before) for message in _finished(sample, number)
+    ]
+    mentions = tuple(key for sample in before for key in (sample.key, *sample.mentions))
+    return replace(
+        last,
+        messages=(*history, *last.messages),
+        tools=tuple(offered),
+        mentions=(*mentions, *last.mentions),
+    )
+
+
+def _quiet(rng: Random) -> Sample:
+    makers, weights = zip(*tool_practice.QUIET, strict=True)
+    return rng.choices(makers, weights)[0](rng)
+
+
+def _finished(sample: Sample, number: int) -> list[Message]:
+    """Its messages as history: no reasoning, and call ids that occur once."""
+    return [
+        replace(
+            message,
+            reasoning=message.reasoning and "",
+            calls=tuple(replace(call, id=f"{call.id}-{number}") for call in message.calls),
+            call_id=message.call_id and f"{message.call_id}-{number}",
+        )
+        for message in sample.messages
+    ]
+
+
 # Weights beside the thousand of the mixture.
 PRACTICE: tuple[tuple[Maker, float], ...] = (
     *((make, 190 * weight / 3) for make, weight in copying.MAKERS),
@@ -58,5 +97,5 @@ PRACTICE: tuple[tuple[Maker, float], ...] = (
     *((make, 80 * weight / 4) for make, weight in json_answers.PRACTICE),
     *((make, 60 * weight / 4) for make, weight in lists.PRACTICE),
     *((make, 20 * weight / 2) for make, weight in clock.PRACTICE),
-    (units.convert, 30), (carelessly, 90),
+    (units.convert, 30), (carelessly, 90), (later, 150),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from .samples import Maker, Sample, assistant, question, result, user
 from .tool_tasks import call, call_failed, loop, offered, with_history
 from .tools import Declared, Request, declare
 
-_QUIET: tuple[tuple[Maker, float], ...] = (
+QUIET: tuple[tuple[Maker, float], ...] = (
     *arithmetic.MAKERS, *typed_sums.PRACTICE, *clock.MAKERS, *clock.PRACTICE, *lists.MAKERS, *lists.PRACTICE,
     *world.PRACTICE, *units.MAKERS, (world.fact, 10), (world.follow_up, 3), (dialogue.talk, 6), (dialogue.greeted, 3),
     (dialogue.remembered, 4), (small_talk.more_talk, 14), (small_talk.impossible, 5),
@@ -123,7 +123,7 @@ def calculated(rng: Random) -> Sample:
 
 def beside_tools(rng: Random) -> Sample:
     """Talk, sums and facts while tools are declared that do not fit: no call."""
-    makers, weights = zip(*_QUIET, strict=True)
+    makers, weights = zip(*QUIET, strict=True)
     sample = rng.choices(makers, weights)[0](rng)
     return replace(sample, tools=_unfitting(rng))
 

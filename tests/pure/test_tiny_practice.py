@@ -142,3 +142,21 @@ def test_a_chained_call_passes_on_what_the_first_one_returned():
             assert json.loads(returned[0]) == dict(calls[1].arguments)
             chains += 1
     assert chains > 80
+
+
+def test_a_question_after_others_carries_their_tools_and_keys_and_no_reasoning():
+    rng, long, tools = Random(9), 0, 0
+    for sample in (practice.later(rng) for _ in range(150)):
+        ids = [call.id for message in sample.messages for call in message.calls]
+        results = [message.call_id for message in sample.messages if message.role is Role.TOOL]
+        assert ids == results
+        assert len(set(ids)) == len(ids)
+        assert not any(m.reasoning for m in sample.messages[: sample.live_turns()[0]])
+        names = {tool["function"]["name"] for tool in sample.tools}
+        assert {call.name for message in sample.messages for call in message.calls} <= names
+        users = sum(message.role is Role.USER for message in sample.messages)
+        long += users > 3
+        tools += bool(results)
+        assert users == 1 or sample.mentions
+    assert long > 40
+    assert tools > 30
