@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import torch
 
 from glm53_kernels import BadArgument, CpuKernels, KernelError
 from glm53_server.engine.base import (
-    Done,
-    EngineError,
     EngineInfo,
     EngineState,
-    Event,
-    Failed,
     GenRequest,
     Progress,
 )
@@ -24,7 +19,8 @@ from glm53_server.engine.cpu_generate import generate
 from glm53_server.engine.cpu_grammar import GrammarCompiler
 from glm53_server.engine.cpu_model import CpuModel, load_model
 from glm53_server.engine.cpu_worker import Worker
-from glm53_server.engine.jobs import Bounds, Ending, Job
+from glm53_server.engine.jobs import Job
+from glm53_server.engine.threaded import ThreadedEngine
 from glm53ctl.checkpoint import Checkpoint, facts, open_checkpoint
 from glm53ctl.errors import BadModel, ChildExit, StartFailed, UsageError
 from glm53ctl.plan import Plan
@@ -34,7 +30,7 @@ from glm53ctl.plan import Plan
 _PARALLEL_FROM_BYTES = 256 << 20
 
 
-class CpuEngine:
+class CpuEngine(ThreadedEngine[Worker]):
     """See engine.base.Engine. Owns one thread, which owns the model."""
 
     def __init__(
@@ -45,81 +41,31 @@ class CpuEngine:
         info: EngineInfo,
         torch_threads: int,
     ) -> None:
-        self._info = info
         self._kernels = kernels
         self._grammars = grammars
-        self._bounds = Bounds(info.vocab_size, info.context_tokens)
-        self._worker = Worker(
+        worker = Worker(
             lambda job: generate(model, job.request, job.guide, info.context_tokens),
             max_running=info.max_batch,
             threads=torch_threads,
         )
-        self._ending = Ending(self._end)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        super().__init__(info, worker)
 
     @property
     def state(self) -> EngineState:
         return EngineState.READY if self._worker.alive else EngineState.LOST
 
-    @property
-    def steps(self) -> int:
-        return self._worker.counters.steps
-
-    @property
-    def running(self) -> int:
-        return self._worker.running
-
-    @property
-    def queued(self) -> int:
-        return self._worker.waiting
-
-    async def submit(self, request: GenRequest) -> AsyncIterator[Event]:
-        """See Engine.submit. A request that can never run fails before anything is computed."""
-        try:
-            self._bounds.check(request)
-            guide = None
-            if request.grammar is not None:
-                guide = await asyncio.to_thread(self._grammars.compile, request.grammar)
-            job = Job(request, guide)
-            self._worker.add(job)
-        except EngineError as err:
-            yield Failed(err)
-            return
-        try:
-            while True:
-                for event in await job.arrived.get():
-                    yield event
-                    if isinstance(event, Done | Failed):
-                        return
-        finally:
-            self._worker.cancel(job)
+    async def start(self, request: GenRequest) -> Job:
+        guide = None
+        if request.grammar is not None:
+            guide = await asyncio.to_thread(self._grammars.compile, request.grammar)
+        job = Job(request, guide)
+        self._worker.add(job)
+        return job
 
     def stats(self) -> dict[str, object]:
-        counters = self._worker.counters
-        return {
-            "requests": counters.requests,
-            "requests_failed": counters.failed,
-            "requests_cancelled": counters.cancelled,
-            "prompt_tokens": counters.prompt_tokens,
-            "completion_tokens": counters.completion_tokens,
-            "prefill_s": round(counters.prefill_s, 3),
-            "decode_s": round(counters.decode_s, 3),
-            "tokens_per_s": round(counters.recent_tokens_per_s(), 2),
-            "cpu": dict(self._info.details),
-        }
+        return super().stats() | {"cpu": dict(self._info.details)}
 
-    async def close(self) -> None:
-        await self._ending.wait()
-
-    async def _end(self) -> None:
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))
-        await ended.wait()
-        self._worker.join()
+    def release(self) -> None:
         self._kernels.close()
 
 

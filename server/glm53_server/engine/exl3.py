@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from glm53_kernels import CpuKernels, KernelError
 from glm53_kernels.cuda import CudaKernelError, CudaKernels
 from glm53_server.engine.base import (
-    Done,
-    EngineError,
     EngineInfo,
     EngineState,
-    Event,
-    Failed,
     GenRequest,
     Progress,
 )
@@ -28,7 +23,8 @@ from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, load_model
 from glm53_server.engine.exl3_session import Session
 from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
 from glm53_server.engine.exl3_worker import Exl3Worker
-from glm53_server.engine.jobs import Bounds, Ending, Job
+from glm53_server.engine.jobs import Job
+from glm53_server.engine.threaded import ThreadedEngine
 from glm53_server.moe.arena import PinRefused
 from glm53_server.moe.cpu_tier import CpuLane
 from glm53_server.moe.layer import ExpertTiers
@@ -74,20 +70,12 @@ class UnsupportedRuntime(StartFailed):
     child_exit = ChildExit.UNSUPPORTED
 
 
-class Exl3Engine:
+class Exl3Engine(ThreadedEngine[Exl3Worker]):
     """See engine.base.Engine. Owns one thread, which owns the Generator."""
 
     def __init__(self, session: Session, info: EngineInfo) -> None:
         self._session = session
-        self._info = info
-        self._bounds = Bounds(info.vocab_size, info.context_tokens)
-        self._worker = Exl3Worker(session)
-        self._ending = Ending(self._end)
-        self._started = time.monotonic()
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
+        super().__init__(info, Exl3Worker(session))
 
     @property
     def state(self) -> EngineState:
@@ -97,54 +85,16 @@ class Exl3Engine:
         degraded = tiers is not None and tiers.cpu_lane is not None and not tiers.cpu_lane.enabled
         return EngineState.DEGRADED if degraded else EngineState.READY
 
-    @property
-    def steps(self) -> int:
-        return self._worker.counters.steps
-
-    @property
-    def running(self) -> int:
-        return self._worker.running
-
-    @property
-    def queued(self) -> int:
-        return self._worker.waiting
-
-    async def submit(self, request: GenRequest) -> AsyncIterator[Event]:
-        """See Engine.submit. A request that can never run fails before a job exists."""
-        try:
-            self._bounds.check(request)
-            grammar_filter = None
-            if request.grammar is not None:
-                grammar_filter = await asyncio.to_thread(
-                    self._session.compile_filter, request.grammar
-                )
-            job = Job(request, None)
-            self._worker.add(job, grammar_filter)
-        except EngineError as err:
-            yield Failed(err)
-            return
-        try:
-            while True:
-                for event in await job.arrived.get():
-                    yield event
-                    if isinstance(event, Done | Failed):
-                        return
-        finally:
-            self._worker.cancel(job)
+    async def start(self, request: GenRequest) -> Job:
+        grammar_filter = None
+        if request.grammar is not None:
+            grammar_filter = await asyncio.to_thread(self._session.compile_filter, request.grammar)
+        job = Job(request, None)
+        self._worker.add(job, grammar_filter)
+        return job
 
     def stats(self) -> dict[str, object]:
-        counters = self._worker.counters
-        body: dict[str, object] = {
-            "requests": counters.requests,
-            "requests_failed": counters.failed,
-            "requests_cancelled": counters.cancelled,
-            "prompt_tokens": counters.prompt_tokens,
-            "completion_tokens": counters.completion_tokens,
-            "prefill_s": round(counters.prefill_s, 3),
-            "decode_s": round(counters.decode_s, 3),
-            "tokens_per_s": round(counters.recent_tokens_per_s(), 2),
-            "lost": self._worker.lost,
-        }
+        body = super().stats() | {"lost": self._worker.lost}
         tiers = self._session.tiers
         if self._session.tier_stats is not None:
             body["expert_cache"] = [self._session.tier_stats]
@@ -152,15 +102,7 @@ class Exl3Engine:
             body["cpu_tier"] = tiers.cpu_lane.stats()
         return body
 
-    async def close(self) -> None:
-        await self._ending.wait()
-
-    async def _end(self) -> None:
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._worker.stop(lambda: loop.call_soon_threadsafe(ended.set))
-        await ended.wait()
-        self._worker.join()
+    def release(self) -> None:
         self._session.close()
 
 

@@ -113,6 +113,19 @@ class Counters:
         self.completion_tokens += produced
         self._recent.append((time.monotonic(), produced))
 
+    def shown(self) -> dict[str, object]:
+        """As /stats shows them."""
+        return {
+            "requests": self.requests,
+            "requests_failed": self.failed,
+            "requests_cancelled": self.cancelled,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prefill_s": round(self.prefill_s, 3),
+            "decode_s": round(self.decode_s, 3),
+            "tokens_per_s": round(self.recent_tokens_per_s(), 2),
+        }
+
     def recent_tokens_per_s(self) -> float:
         """Tokens produced per second over the last ten seconds with output."""
         since = time.monotonic() - _RATE_WINDOW_S
