@@ -97,5 +97,6 @@ PRACTICE: tuple[tuple[Maker, float], ...] = (
     *((make, 80 * weight / 4) for make, weight in json_answers.PRACTICE),
     *((make, 60 * weight / 4) for make, weight in lists.PRACTICE),
     *((make, 20 * weight / 2) for make, weight in clock.PRACTICE),
-    (units.convert, 30), (carelessly, 90), (later, 150),
+    *((make, 50 * weight / 7) for make, weight in clock.MAKERS),
+    (dialogue.chosen, 30), (dialogue.remembered, 20), (arithmetic.story, 25), (units.convert, 30), (carelessly, 90), (later, 150),
 )  # fmt: skip
