@@ -83,7 +83,7 @@ def test_a_request_gets_its_events_and_is_counted() -> None:
             session.tier_stats = {"slots": 8}
             assert engine.stats()["expert_cache"] == [{"slots": 8}]
             assert engine.steps >= 3
-            assert (engine.running, engine.queued) == (0, 0)
+            await until(lambda: (engine.running, engine.queued) == (0, 0))
         assert session.closed == 1
 
     asyncio.run(scenario())
