@@ -96,9 +96,9 @@ def quality(isa: str, threads: int, precision: str) -> dict[str, object]:
 def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, object]:
     """Decode, with the CPU lane's and the look-ahead's figures beside the link's."""
     lane, ahead = tiers.cpu_lane, tiers.lookahead
-    before = lane.counters()
+    before, looked = lane.counters(), tiers.residency.counters()
     figures: dict[str, object] = decode(generator, streams, tokens, trace, tiers)
-    after = lane.counters()
+    after, found = lane.counters(), tiers.residency.counters()
     if jobs := after.jobs - before.jobs:
         figures |= {
             "cpu_ms_per_job": round((after.busy_ns - before.busy_ns) / 1e6 / jobs, 3),
@@ -110,6 +110,8 @@ def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, objec
     if ahead is not None:
         figures |= {
             "ahead": ahead.limit,
+            "ahead_copied": found["lookahead"] - looked["lookahead"],
+            "ahead_waits": found["lookahead_waits"] - looked["lookahead_waits"],
             "idle_ms_per_layer": round(ahead.idle_s * 1e3, 4),
             "copy_ms_per_expert": round(ahead.copy_s * 1e3, 4),
         }

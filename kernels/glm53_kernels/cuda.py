@@ -22,6 +22,7 @@ COUNTERS = (
     "steps",
     "bad",
     "lookahead",
+    "lookahead_waits",
 )
 MAX_PICKS = 256
 MAX_COPIES = 16  # kCopyJobs of csrc/core/copy_box.h
@@ -194,7 +195,7 @@ class CudaKernels:
         self._check(self._lib.glm53_host_unregister(address))
 
     def copy_async(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
-        """Enqueue a copy between any two registered or device addresses."""
+        """Enqueue a copy from registered host memory to a device address; refused for any other."""
         self._check(self._lib.glm53_copy_async(destination, source, size_bytes, stream))
 
     def copier_create(self, box: int, record_bytes: int) -> int:

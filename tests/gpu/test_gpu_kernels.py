@@ -124,6 +124,31 @@ def test_a_copy_under_way_is_no_hit_and_its_slot_nobodys(make_rig: Callable[...,
     assert rig.residency.verify() == 0
 
 
+def test_a_step_waits_for_copies_of_what_it_picks(make_rig: Callable[..., Rig]) -> None:
+    """Posted and picked at once, as often as the host thread may lose the race: always a hit."""
+    rig = make_rig("small", 12)
+    copier = rig.copier = CopyThread(rig.kernels, rig.residency)
+    step = rig.residency.new_step(1)
+    step.lookahead, step.admit_limit, step.num_picks = 1, 2, 2
+    chance = random.Random(3)
+    for _ in range(100):
+        ids = torch.tensor(chance.sample(range(40), 2), dtype=torch.int64, device=DEVICE)
+        resident = int((rig.residency.slot_of[rig.layout.experts + ids] >= 0).sum())
+        step.picks = ids.data_ptr()
+        copier.post(step, wait=False)
+        wanted = rig.residency.new_step(1)
+        wanted.picks, wanted.num_picks = ids.data_ptr(), 2
+        rig.residency.decode_step(wanted)
+        torch.cuda.synchronize()
+        counters = rig.residency.counters()
+        rig.counted["lookahead"] += 2 - resident
+        rig.counted["hits"] += 2
+        assert (counters["hits"], counters["misses"]) == (rig.counted["hits"], 0)
+        assert counters["lookahead"] == rig.counted["lookahead"]
+    assert rig.residency.counters()["lookahead_waits"] > 0
+    assert rig.residency.verify() == 0
+
+
 def test_no_picks_and_no_slots(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig()
     rig.step(0, [])

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define GLM53_CUDA_ABI_VERSION 7
-#define GLM53_NUM_COUNTERS 9
+#define GLM53_NUM_COUNTERS 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,7 +31,7 @@ typedef struct {
     uint32_t* last;         /* [layers * experts] decode step of the last pick: counters' steps / layers */
     int32_t* hand;          /* [1] */
     uint64_t* counters;     /* [GLM53_NUM_COUNTERS] hits misses admitted evicted no_victim invalid steps bad
-                               lookahead */
+                               lookahead lookahead_waits */
     glm53_copy_job* jobs;   /* [256] */
     int32_t* num_jobs;      /* [1] */
     int32_t* num_cpu;       /* [1] picks that the last step posted to the CPU tier */
@@ -90,6 +90,7 @@ int glm53_verify(const glm53_residency* state, void* stream);
 /* Host memory. `pointer` is page aligned. */
 int glm53_host_register(uint64_t pointer, uint64_t bytes, uint64_t* device_alias);
 int glm53_host_unregister(uint64_t pointer);
+/* Enqueue a copy from registered host memory to the device. */
 int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void* stream);
 
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostMeasured = 2048;  // slots whose warmth is in shared memory: 16 KiB
+constexpr uint64_t kMostWaitNs = 3'000'000;  // for copies that never end: a copy takes a tenth of it
 static_assert(kThreads >= kMaxPicks && kMailboxPicks >= kMaxPicks);
 
 __device__ void vacate(const glm53_residency& state, const Admission& a) {
@@ -31,17 +32,43 @@ __device__ void admit(const glm53_residency& state, int layer, const Admission& 
     state.jobs[job] = {home_of(state, key), state.slot_address[a.slot]};
 }
 
+__device__ uint64_t nanoseconds() {
+    uint64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Has the host finished the copies that were posted last?
+__device__ bool copies_ended(const glm53_residency& state) {
+    const CopyBox* box = reinterpret_cast<const CopyBox*>(state.copy_box);
+    const uint32_t done = *reinterpret_cast<const volatile uint32_t*>(&box->done);
+    return static_cast<int32_t>(done - static_cast<uint32_t>(state.pending[1])) >= 0;
+}
+
+// A step that picks what is being copied waits for it: the rest of that copy is shorter than another one.
+// Whole block. Nothing that the host thread needs comes behind this kernel, and the wait is bounded.
+__device__ void await_wanted(const glm53_residency& state, const glm53_step& step) {
+    const int thread = threadIdx.x;
+    if (state.copy_box == 0 || step.lookahead) return;
+    bool wanted = false;
+    if (thread < step.num_picks && step.picks[thread] >= 0 && step.picks[thread] < state.experts) {
+        const int64_t key = static_cast<int64_t>(step.layer) * state.experts + step.picks[thread];
+        for (int i = 0; i < state.pending[0]; ++i) wanted |= state.pending[2 + 2 * i] == key;
+    }
+    wanted = __syncthreads_or(wanted);
+    if (thread == 0 && wanted && !copies_ended(state)) {
+        state.counters[9] += 1;
+        const uint64_t until = nanoseconds() + kMostWaitNs;
+        while (!copies_ended(state) && nanoseconds() < until) __nanosleep(200);
+    }
+}
+
 // Copies that the host has finished become resident; later ones stay out of everybody's way. Whole block.
 __device__ void settle(const glm53_residency& state) {
     __shared__ int32_t arrived;
     const int thread = threadIdx.x;
     if (state.copy_box == 0) return;
-    if (thread == 0) {
-        const CopyBox* box = reinterpret_cast<const CopyBox*>(state.copy_box);
-        const uint32_t done = *reinterpret_cast<const volatile uint32_t*>(&box->done);
-        const bool ended = static_cast<int32_t>(done - static_cast<uint32_t>(state.pending[1])) >= 0;
-        arrived = ended ? state.pending[0] : 0;
-    }
+    if (thread == 0) arrived = copies_ended(state) ? state.pending[0] : 0;
     __syncthreads();
     if (thread < arrived) {
         const int32_t key = state.pending[2 + 2 * thread], slot = state.pending[3 + 2 * thread];
@@ -149,6 +176,7 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step, c
     const int thread = threadIdx.x;
     const int64_t base = static_cast<int64_t>(step.layer) * state.experts;
 
+    await_wanted(state, step);
     settle(state);
     if (step.lookahead && state.pending[0] != 0) return;  // the last copies are still under way
     const uint32_t now = static_cast<uint32_t>(state.counters[6] / static_cast<uint32_t>(state.layers));

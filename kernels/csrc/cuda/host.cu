@@ -45,6 +45,6 @@ extern "C" int glm53_host_unregister(uint64_t pointer) {
 
 extern "C" int glm53_copy_async(uint64_t destination, uint64_t source, uint64_t bytes, void* stream) {
     return check(cudaMemcpyAsync(reinterpret_cast<void*>(destination), reinterpret_cast<const void*>(source), bytes,
-                                 cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
+                                 cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)),
                  "cudaMemcpyAsync");
 }

@@ -37,7 +37,8 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
         "decode_link_gb": round(
             (counters["admitted"] + counters["lookahead"]) * layout.record_bytes / 1e9, 3
         ),
-        "lookahead": {"copied": counters["lookahead"]} | _pace(tiers.lookahead),
+        "lookahead": {"copied": counters["lookahead"], "waits": counters["lookahead_waits"]}
+        | _pace(tiers.lookahead),
         "decode_steps": tiers.decode_steps,
         "in_place_passes": tiers.in_place_passes,
         "mem_alloc_gb": round(torch.cuda.memory_allocated(residency.device) / 1e9, 2),

@@ -12,8 +12,9 @@ import mmap
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,7 @@ from glm53_kernels.cuda import CudaKernelError, CudaKernels
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
-TOUCH_BYTES = 64 << 20
+TOUCH_BYTES = 16 << 20
 MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 SWITCH_INTERVAL_S = 2e-4
 
@@ -103,7 +104,7 @@ class ExpertArena:
         self._closing = False
         self._worker: threading.Thread | None = None
         self.filled_bytes = 0
-        # fill_s and pin_s overlap; ready_s is from the start to the last pin, wait_s what callers waited.
+        # The first three overlap; ready_s is from the start to the last pin, wait_s what callers waited.
         self.touch_s = 0.0
         self.fill_s = 0.0
         self.pin_s = 0.0
@@ -141,15 +142,18 @@ class ExpertArena:
         try:
             with (
                 ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
+                ThreadPoolExecutor(self._threads, "glm53-touch") as toucher,
                 ThreadPoolExecutor(1, "glm53-pin") as pinner,
             ):
-                self._touch(pool)
+                touched = self._touch(toucher)
                 pins = []
                 for first in range(0, self.layout.layers, self._group):
                     if self._closing or any(pin.done() and pin.exception() for pin in pins):
                         break  # what follows would be filled for nothing
-                    started = time.perf_counter()
                     last = min(first + self._group, self.layout.layers)
+                    while touched and touched[0][0] < last * self.layout.layer_bytes:
+                        self.touch_s = touched.popleft()[1].result() - began
+                    started = time.perf_counter()
                     for layer in range(first, last):
                         fill(layer, self.layer_view(layer), pool)
                         self.filled_bytes += self.layout.layer_bytes
@@ -166,21 +170,20 @@ class ExpertArena:
         finally:
             sys.setswitchinterval(interval)
 
-    def _touch(self, pool: ThreadPoolExecutor) -> None:
-        """Have the kernel make all pages, many at a time and before anything else wants the address space:
-        a fault of the fill holds up the pinning of what was filled, and the other way round.
+    def _touch(self, pool: ThreadPoolExecutor) -> deque[tuple[int, Future[float]]]:
+        """Have the kernel make all pages, many at a time and ahead of the fill: single faults in the middle
+        of it come several times slower. Returns each piece's first byte, and when it was made.
         """
-        started = time.perf_counter()
         populate = ctypes.CDLL(None).madvise
         populate.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         size = self.bytes.numel()
 
-        def touch(at: int) -> None:
+        def touch(at: int) -> float:
             if not self._closing:  # an old kernel refuses, and the fill touches them
                 populate(self.home + at, min(TOUCH_BYTES, size - at), MADV_POPULATE_WRITE)
+            return time.perf_counter()
 
-        list(pool.map(touch, range(0, size, TOUCH_BYTES)))
-        self.touch_s = time.perf_counter() - started
+        return deque((at, pool.submit(touch, at)) for at in range(0, size, TOUCH_BYTES))
 
     def _pin(self, first: int, last: int) -> None:
         started = time.perf_counter()

@@ -1,10 +1,10 @@
 """Look one layer ahead: while a layer's kernels and the next one's attention run, the link is idle, so
 the experts that the next router would pick for this layer's input are copied then.
 
-A guess moves bytes, never results: a wrong one costs a slot and idle link time, and a late one is read
-in place like any other miss. The guess and the decision run on a side stream; the copies are the copy
-engine's, so that they take no place on the GPU. No stream waits for them: the next step that finds them
-done takes them in.
+A guess moves bytes, never results: a wrong one costs a slot and idle link time. The guess and the decision
+run on a side stream; the copies are the copy engine's, so that they take no place on the GPU. No stream
+waits for them: the next step that finds them done takes them in, and a step that picks what is under way
+waits for the rest of the copy, at most some milliseconds.
 
     compute  cache_step(l)  gather(l)          experts(l)  attention(l+1)  cache_step(l+1)
     side     guess(l+1)               decide
