@@ -11,6 +11,8 @@ from .samples import Sample, either, question
 def said_again(rng: Random) -> Sample:
     """What stands in a request, alone or in quotes."""
     given = " ".join(text(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+    if rng.random() < 0.03:
+        given = f"C:\\{wide_word(rng)}\\{given}"
     asked = either(
         rng, f"Repeat: {given}", f"Say exactly this: {given}", f"Write down {given}", f'Say "{given}"',
         f"repeat after me: {given}", f'Write "{given}".', f"Copy this: {given}", f"say {given}",

@@ -76,7 +76,7 @@ def echoed(rng: Random) -> Sample:
         f"{told}. {rng.choice(_ONLY)}", f"Make a JSON object of this: {told}", f"Give me JSON: {told}",
     ))  # fmt: skip
     thought = f"The keys are {given}. " + " ".join(
-        f"{key} is {json.dumps(v)}." for key, v in value.items()
+        f"{key} is {json.dumps(v, ensure_ascii=False)}." for key, v in value.items()
     )
     return _json(f"echo/{told}", asked, thought, value)
 

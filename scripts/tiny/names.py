@@ -85,6 +85,25 @@ _COMMON_TEXT = (
     "with word work write year yes you your"
 )
 _COMMON = tuple(_COMMON_TEXT.split())
+_ACCENTED = {
+    "a": "áàâãäå",
+    "c": "ç",
+    "e": "éèêë",
+    "i": "íï",
+    "n": "ñ",
+    "o": "óôöø",
+    "s": "ß",
+    "u": "úü",
+}
+_SIGNS = "$%&()*+,-./:;<=>?@[]^_{|}~!#€§°'"
+_SCRIPTS = (
+    (0x391, 0x3C9),
+    (0x410, 0x44F),
+    (0x5D0, 0x5EA),
+    (0x3041, 0x3096),
+    (0x4E00, 0x9FA5),
+    (0x1F600, 0x1F64F),
+)
 _SUFFIXES = ("txt", "json", "py", "md", "csv", "pdf", "log", "png", "html", "yaml")
 
 
@@ -121,7 +140,10 @@ def wide_word(rng: Random, syllables: int = 0) -> str:
     starts, vowels = (*_STARTS, *_MORE_STARTS), (*_VOWELS, *_MORE_VOWELS)
     count = syllables or rng.randint(1, 4)
     parts = (rng.choice(starts) + rng.choice(vowels) for _ in range(count))
-    return "".join(parts) + rng.choice((*_ENDS, *_MORE_ENDS))
+    made = "".join(parts) + rng.choice((*_ENDS, *_MORE_ENDS))
+    if rng.random() < 0.03:
+        made = "".join(rng.choice(letter * 6 + _ACCENTED.get(letter, "")) for letter in made)
+    return made
 
 
 def proper(rng: Random) -> str:
@@ -176,10 +198,42 @@ def prose(rng: Random) -> str:
     return said.capitalize() if rng.random() < 0.5 else said
 
 
+def common(rng: Random) -> str:
+    """One common word."""
+    one = rng.choice((*_COMMON, *THINGS, *COLOURS, *ANIMALS, *ROOMS, *DAYS, *MONTHS))
+    return one.capitalize() if rng.random() < 0.2 else one
+
+
+def signs(rng: Random) -> str:
+    """Words with signs between them: sums of money, links, commands; rarely another script."""
+    one, two, digits = wide_word(rng), wide_word(rng), rng.randint(0, 9999)
+    if rng.random() < 0.1:
+        first, last = rng.choice(_SCRIPTS)
+        return "".join(chr(rng.randint(first, last)) for _ in range(rng.randint(1, 5)))
+    return rng.choice((
+        f"${digits}", f"{digits}%", f"{digits} €", f"https://{one}.com/{two}?id={digits}", f"http://{one}.org/{two}",
+        f"{one}({two})", f"{one}{rng.choice(_SIGNS)}{two}", f"{one} {rng.choice(_SIGNS)} {digits}", f"{one} -{two[0]} {digits}",
+        f"({one})", f"[{one}, {two}]", f"{one}: {digits}", f"{one} & {two}", f"{one}!", f"~/{one}",
+    ))  # fmt: skip
+
+
 def text(rng: Random) -> str:
     """Anything that may have to be copied as it stands."""
-    makers = (wide_word, word, proper, place, code, file_name, address, title, phrase, prose)
-    return rng.choices(makers, (2, 2, 2, 1, 4, 1, 1, 1, 1, 2))[0](rng)
+    makers = (
+        wide_word,
+        word,
+        proper,
+        place,
+        code,
+        file_name,
+        address,
+        title,
+        phrase,
+        prose,
+        common,
+        signs,
+    )
+    return rng.choices(makers, (2, 2, 2, 1, 4, 1, 1, 1, 1, 2, 2, 1))[0](rng)
 
 
 def and_list(items: list[str]) -> str:

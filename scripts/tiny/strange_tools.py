@@ -148,7 +148,11 @@ def _result(rng: Random, noun: str) -> tuple[str, str, str]:
     fields = {key: names.text(rng) if rng.random() < 0.6 else _whole(rng) for key in keys}
     parts = [f"the {key} is {value}" for key, value in fields.items()]
     parts[0] = f"The {keys[0]} of the {noun} is {fields[keys[0]]}"
-    return json.dumps(fields), f"{names.and_list(parts)}.", str(fields[keys[-1]])
+    return (
+        json.dumps(fields, ensure_ascii=False),
+        f"{names.and_list(parts)}.",
+        str(fields[keys[-1]]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,9 @@ def familiar(rng: Random) -> Request:
     tool = _declared(
         rng, called, rng.choice((called.replace("_", " ").capitalize(), "")), properties
     )
-    result = json.dumps({rng.choice(ways): found[key] for key, (ways, _) in shape.gives.items()})
+    result = json.dumps(
+        {rng.choice(ways): found[key] for key, (ways, _) in shape.gives.items()}, ensure_ascii=False
+    )
     told = values | found
     arguments = {keys[key]: value for key, value in values.items()}
     asked = rng.choice(shape.asked).format(**values)

@@ -26,9 +26,9 @@ MARKUP = (
     "</arg_value>", "/nothink", "<|begin_of_box|>", "<|end_of_box|>", "<|image|>", "<|video|>",
 )  # fmt: skip
 ADDED = SPECIAL + MARKUP
-# A digit; a word with the space before it; other signs with theirs; white space.
-_CUT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WHOLE = re.compile(r" ?[^\W\d_]+| ?(?:[^\w\s]|_)+")  # the words and signs of those
+# A digit; capitals; a word with the space before it, its capital begins it; other signs; white space.
+_CUT = r"\p{N}| ?\p{Lu}+(?!\p{Ll})| ?\p{Lu}?[\p{Ll}\p{Lo}\p{Lm}\p{Lt}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WHOLE = re.compile(r" ?[A-Z]+(?![a-z])| ?[A-Z]?[^\W\d_A-Z]+| ?(?:[^\w\s]|_)+")  # words and signs
 _OFTEN = (
     1 / 7000
 )  # of all texts: a word that occurs in so many is one of the corpus, not an invented one
@@ -50,33 +50,31 @@ def train(texts: Iterable[str], path: Path, vocab: int = VOCAB) -> None:
     path.write_text(tokenizer.to_str(), encoding="utf-8")
 
 
-def _counted(texts: Iterable[str], most: int) -> tuple[list[str], Counter[str]]:
+def _counted(texts: Iterable[str], most: int) -> tuple[list[str], list[str]]:
     """Words and signs that are tokens of their own, each with its space or without, at most so many; and
-    the other words, without their space, with how often they occur.
+    the other words, without their space, once each. Unknown capitals stay letters.
     """
     counts: Counter[str] = Counter()
-    everywhere: Counter[str] = Counter()
     number = 0
     for number, text in enumerate(texts, 1):  # noqa: B007
-        found = _WHOLE.findall(text)
-        counts.update(found)
-        everywhere.update(set(found))
-    known = [part for part, often in everywhere.most_common(most) if often >= number * _OFTEN]
-    whole, rare = set(known), Counter[str]()
-    for part, count in counts.items():
-        word = part.removeprefix(" ")
-        if word.isalpha() and part not in whole:
-            rare[word] += count
-    return known, rare
+        counts.update(set(_WHOLE.findall(text)))
+    known = [part for part, often in counts.most_common(most) if often >= number * _enough(part)]
+    words = {part.removeprefix(" ") for part in counts.keys() - set(known)}
+    return known, sorted(word for word in words if word.isalpha() and not word.isupper())
+
+
+def _enough(part: str) -> float:
+    """Share of texts that a known part is in. Letters alone are mostly of codes."""
+    return 20 * _OFTEN if len(part.removeprefix(" ")) == 1 and part[-1].isalpha() else _OFTEN
 
 
 def _pieces(
-    known: Sequence[str], rare: Counter[str], wanted: int
+    known: Sequence[str], rare: Iterable[str], wanted: int
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """The base vocabulary: every byte, what is known, and pieces of rare words, with their merges.
 
-    No merge has a space in it or a known word on purpose, so that a rare word is cut in the same way
-    wherever it stands.
+    No merge has a space in it, so that a rare word is cut in the same way wherever it stands. Every rare
+    word counts once: what is merged is common to many words, and no piece is of a single one.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -87,8 +85,7 @@ def _pieces(
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spelled])
     trainer = trainers.BpeTrainer(vocab_size=wanted, initial_alphabet=alphabet, show_progress=False)
-    lines = (" ".join([word] * count) for word, count in sorted(rare.items()))
-    learner.train_from_iterator(lines, trainer)
+    learner.train_from_iterator(rare, trainer)
     merges: list[tuple[str, str]] = []
     for left, right in json.loads(learner.to_str())["model"]["merges"]:
         if len(ids) == wanted:

@@ -70,7 +70,7 @@ def chained(rng: Random) -> Sample:
     key = rng.choice(("id", "code", "name", "number", "path", "key", names.word(rng)))
     value = rng.randint(1, 99999) if rng.random() < 0.3 else names.text(rng)
     kind = "string" if isinstance(value, str) else "integer"
-    first = replace(first, result=json.dumps({key: value}))
+    first = replace(first, result=json.dumps({key: value}, ensure_ascii=False))
     tool = declare(then.name, rng.choice(("", then.name)), **{key: {"type": kind}})
     then = replace(then, tool=tool, arguments={key: value})
     wish = rng.choice(

@@ -58,7 +58,7 @@ def failed(rng: Random) -> Sample:
 
 def call_failed(rng: Random, request: Request, reason: str) -> Sample:
     """A call whose result is this error."""
-    told = json.dumps({"error": reason})
+    told = json.dumps({"error": reason}, ensure_ascii=False)
     messages = (
         user(request.asked),
         assistant("", _plan([request]), [call(request, "c1")]),
