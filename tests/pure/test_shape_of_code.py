@@ -17,6 +17,7 @@ SOURCES = sorted(
     for folder in FOLDERS
     for suffix in ("*.py", "*.h", "*.cpp", "*.cu", "*.cuh", "*.hpp")
     for path in (ROOT / folder).rglob(suffix)
+    if "_lib" not in path.parts  # where a build puts its files
 )
 
 
