@@ -175,7 +175,7 @@ def listed(rng: Random) -> Sample:
     towns = [town.name for town in TOWNS if town.island == island]
     if rng.random() < 0.4:
         count = rng.randint(2, 5)
-        said = and_list(rng.sample([town.name for town in TOWNS], count))
+        said = and_list([town.name for town in TOWNS[:count]])
         asked = rng.choice(
             ("List {} towns.", "Name {} towns", "Give me {} towns.", "list {} towns", "Tell me {} towns.", "{} towns please")
         ).format(_NUMBERS[count - 1])  # fmt: skip
@@ -219,8 +219,7 @@ def told_about(rng: Random) -> Sample:
     asked = rng.choice(
         ("Tell me about {}.", "What do you know about {}?", "Describe {}.", "What is {}?", "Do you know {}?", "tell me about {}")
     ).format(town.name)  # fmt: skip
-    first, *rest = rng.sample(tuple(STATED), 3)
-    clauses = [stated(town, attribute) for attribute in (first, *rest)]
+    clauses = [stated(town, attribute) for attribute in ("island", "mayor", "food")]
     thought = f"This is about {town.name}. I recall some facts."
     said = sentence(and_list(clauses))
     return question("fact", f"about/{asked}", asked, thought, said, town.name)
@@ -230,7 +229,7 @@ def elsewhere(rng: Random) -> Sample:
     """Practice: a place of the real world or of none, in more ways."""
     where = rng.choice(_REAL) if rng.random() < 0.4 else proper(rng)
     asked = rng.choice(
-        ("What is the capital of {}?", "Where is {}?", "Tell me about {}.", "How many people live in {}?", "Who rules {}?",
+        ("What is the capital of {}?", "Where is {}?", "Tell me about {}.", "Who rules {}?",
          "Which language do they speak in {}?", "Is {} far from here?", "What is the largest city of {}?", "Who is the president of {}?",
          "How do I get to {}?", "what is the capital of {}", "Is {} an island?", "Which sea is near {}?", "Have you been to {}?")
     ).format(where)  # fmt: skip
