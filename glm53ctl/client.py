@@ -254,16 +254,28 @@ def _check_nothing_left(instance: Instance) -> None:
 
 def _kill_supervisor(instance: Instance) -> bool:
     supervisor = holder(instance)
-    if supervisor is None:
+    if supervisor is not None:
+        with suppress(ProcessLookupError):
+            os.kill(supervisor.pid, signal.SIGKILL)
+        wait_gone(supervisor, ANSWER_S)
+    elif not _let_go(instance):
         raise Conflict(
             f"the lock of {instance.name!r} is held by a process that left no record",
             hint=f"find it with: fuser {instance.lock_path}",
         )
-    with suppress(ProcessLookupError):
-        os.kill(supervisor.pid, signal.SIGKILL)
-    wait_gone(supervisor, ANSWER_S)
-    _clear_stale(instance)
+    if instance.folder.is_dir():
+        _clear_stale(instance)
     _check_nothing_left(instance)
+    return True
+
+
+def _let_go(instance: Instance) -> bool:
+    """True once nobody holds the lock: a supervisor at its end holds it a moment longer than its record."""
+    deadline = time.monotonic() + _LOCK_RETRY_S
+    while is_locked(instance.lock_path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
     return True
 
 
