@@ -112,9 +112,10 @@ def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, objec
             "ahead": ahead.limit,
             "ahead_copied": found["lookahead"] - looked["lookahead"],
             "ahead_waits": found["lookahead_waits"] - looked["lookahead_waits"],
-            "idle_ms_per_layer": round(ahead.idle_s * 1e3, 4),
-            "copy_ms_per_expert": round(ahead.copy_s * 1e3, 4),
         }
+        if ahead.paces is not None:
+            took = sorted(ahead.paces[streams].took_s.items())
+            figures["ahead_step_ms"] = {n: round(seconds * 1e3, 2) for n, seconds in took}
     log("  lanes", figures)
     return figures
 
@@ -158,13 +159,17 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
         ahead, lane.track_every = tiers.lookahead, 16
         for mode in ("exact", "fast"):
             lane.enabled = mode == "fast"
+            if ahead is not None and ahead.paces is not None:
+                ahead.paces = {}  # the other mode's pace is not this one's
             decode(generator, 1, 160, trace, tiers)  # fills the cache, finds the pace and the split
             for n in (1, 2, 4):
+                decode(generator, n, 72, trace, tiers)
                 body[f"{mode}_c{n}"] = lanes(generator, n, args.tokens, trace, tiers)
             tiers.drain()
             tiers.lookahead = None
-            decode(generator, 1, 32, trace, tiers)
-            body[f"{mode}_c1_no_lookahead"] = lanes(generator, 1, args.tokens, trace, tiers)
+            for n in (1, 2, 4) if ahead is not None else ():
+                decode(generator, n, 24, trace, tiers)
+                body[f"{mode}_c{n}_no_lookahead"] = lanes(generator, n, args.tokens, trace, tiers)
             tiers.lookahead = ahead
             save("fast-speed", body, args.out)
         calibrated = lane.split

@@ -118,8 +118,8 @@ class Settings:
         "keep Triton's and exllamav3's kernel choices between runs, so that two runs give the same bits",
     )
     lookahead_experts: int = setting(
-        0, "gpu.lookahead_experts", "GLM53_LOOKAHEAD", "gpu.lookahead_experts",
-        "experts copied one layer ahead in decode (0: none, -1: what the link moves while a layer computes)",
+        -1, "gpu.lookahead_experts", "GLM53_LOOKAHEAD", "gpu.lookahead_experts",
+        "experts copied one layer ahead in decode (0: none, -1: as many as make the steps shortest)",
         least=-1,
     )
     max_batch: int = setting(

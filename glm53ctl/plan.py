@@ -75,7 +75,9 @@ class GpuPlan:
     stage_bytes: int
     vram_limit_bytes: int | None = None
     cache_slots: int | None = None  # None: sized from measured free VRAM after load
-    lookahead_experts: int = 0  # copied one layer ahead in decode; -1: what the link has time for
+    lookahead_experts: int = (
+        -1
+    )  # copied one layer ahead in decode; -1: as many as make the steps shortest
     heat_file: str | None = None  # which experts earlier runs picked; the cache starts with them
 
 

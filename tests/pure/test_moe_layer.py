@@ -171,7 +171,7 @@ def test_a_look_ahead_guesses_after_each_decode_step_and_is_drained_before_a_pre
     ahead: Any = recorder
     tiers.lookahead = ahead
     tiers.on_pass(1, cache_only=False)
-    assert recorder.taken() == [("new_pass",), ("poll_refill",)]
+    assert recorder.taken() == [("new_pass", 1), ("poll_refill",)]
     for rows in (1, 2):
         routed(tiers, 0, rows)
         tiers.on_combine(0, torch.zeros(rows, HIDDEN))
@@ -179,7 +179,7 @@ def test_a_look_ahead_guesses_after_each_decode_step_and_is_drained_before_a_pre
             ("before_step",), ("decode_step", 0, rows * PICKS), ("after_step", 0),
         ]  # fmt: skip
     tiers.on_pass(100, cache_only=False)
-    assert recorder.taken() == [("new_pass",), ("drain",), ("begin_pass", False)]
+    assert recorder.taken() == [("new_pass", 0), ("drain",), ("begin_pass", False)]
     routed(tiers, 0, 100)
     assert ("before_step",) not in recorder.taken()
 

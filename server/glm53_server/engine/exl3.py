@@ -218,9 +218,9 @@ def _tiers(
 
 
 def _lookahead(wanted: int, tier: CpuTierPlan | None) -> int:
-    """A frozen split is for reproducible runs: what is looked ahead must not follow the clock either."""
+    """A frozen split is for reproducible runs: where an expert is must not follow the clock either."""
     frozen = tier is not None and tier.frozen_split
-    return 1 if wanted == AUTO and frozen else wanted
+    return 0 if wanted == AUTO and frozen else wanted
 
 
 def _cpu_lane(loaded: LoadedModel, kernels: CudaKernels, plan: Plan, tier: CpuTierPlan) -> CpuLane:

@@ -56,11 +56,15 @@ def tier_stats(loaded: LoadedModel, tiers: ExpertTiers) -> dict[str, object]:
 
 
 def _pace(ahead: Lookahead | None) -> dict[str, object]:
-    """What is looked ahead per layer, and the two times that decide it."""
+    """What is looked ahead per layer: at most so many; what follows the steps, by their rows."""
     if ahead is None:
         return {"experts_per_layer": 0}
+    if ahead.paces is None:
+        return {"experts_per_layer": ahead.limit}
     return {
-        "experts_per_layer": ahead.limit,
-        "idle_ms_per_layer": round(ahead.idle_s * 1e3, 4),
-        "copy_ms_per_expert": round(ahead.copy_s * 1e3, 4),
+        "experts_per_layer": {rows: pace.best for rows, pace in sorted(ahead.paces.items())},
+        "step_ms": {
+            rows: {limit: round(took * 1e3, 2) for limit, took in sorted(pace.took_s.items())}
+            for rows, pace in sorted(ahead.paces.items())
+        },
     }

@@ -61,7 +61,7 @@ class ExpertTiers:
         skips the last MoE; however few its rows, the CPU lane stays out, so that its bits are stock's."""
         self._prefilling = cache_only
         if self.lookahead is not None:
-            self.lookahead.new_pass()
+            self.lookahead.new_pass(0 if cache_only or rows > DECODE_ROWS else rows)
         stager = self.stager
         if stager is None:
             return

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import time
 from collections.abc import Callable
 
 import torch
 
 from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, StepStruct
+from glm53_server.moe.pace import Pace
 from glm53_server.moe.residency import Residency
 
 Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
@@ -27,34 +29,21 @@ Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
 
 
 AUTO = -1
-MOST_COPIES = 4
-PACE_EVERY = 128  # steps between two looks at how long the link is idle
-SLACK = 0.3  # of a copy may outlast the idle time
 DRAIN_MS = 3000
-
-
-def copies_that_fit(idle_s: float, copy_s: float) -> int:
-    """How many experts the link moves in the time that it is idle per layer. Pure."""
-    if copy_s <= 0:
-        return 0
-    return int(max(0.0, min(float(MOST_COPIES), idle_s / copy_s + SLACK)))
 
 
 class Lookahead:
     """Owns a side stream and a copy thread. All calls come from the engine thread, in layer order.
 
-    limit: experts copied per layer at most; AUTO follows what the link moves while a layer computes.
+    limit: experts copied per layer at most; AUTO follows what the steps take, for each number of rows.
     """
 
     def __init__(self, residency: Residency, guess: Guess, limit: int) -> None:
         self._residency = residency
         self._guess = guess
-        self._auto = limit == AUTO
-        self.limit = 1 if self._auto else min(limit, MAX_COPIES)
-        self._passes = 0
-        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
-        self.copy_s = 0.0
-        self.idle_s = 0.0
+        self.paces: dict[int, Pace] | None = {} if limit == AUTO else None
+        self._pace: Pace | None = None
+        self.limit = 1 if limit == AUTO else min(limit, MAX_COPIES)
         self._kernels = residency.kernels
         self._stream = torch.cuda.Stream(residency.device)
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
@@ -65,21 +54,23 @@ class Lookahead:
         self._sequence = 0
         self._deciding = False  # a decision was enqueued that no step has waited for
         self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
-        if self._auto:
-            self.copy_s = measured_copy_s(residency)
 
-    def new_pass(self) -> None:
-        """A forward pass begins: take in what a broken-off pass left behind, and now and then the pace."""
-        timed, self._timed = self._timed, None
+    def new_pass(self, rows: int) -> None:
+        """A forward pass begins: take in what a broken-off pass left behind, and set the pace of a decode
+        step of so many rows; 0 is any other pass.
+        """
         self.before_step()
-        if not self._auto:
+        if (
+            self.failed
+        ):  # what was under way never comes: its slots stay locked, and no step waits for it
+            self._residency.state.copy_box, self.paces, self.limit = 0, None, 0
+        if self.paces is None:
             return
-        if timed and all(end.query() for _, end in timed):
-            self.idle_s = sum(a.elapsed_time(b) for a, b in timed) / 1e3 / len(timed)
-            self.limit = copies_that_fit(self.idle_s, self.copy_s)
-        self._passes += 1
-        if self._passes % PACE_EVERY == 0:
-            self._timed = []
+        pace = self.paces.setdefault(rows, Pace(rows)) if rows else None
+        if self._pace is not None and pace is not self._pace:
+            self._pace.pause()
+        self._pace = pace
+        self.limit = 0 if pace is None else pace.step(time.monotonic())
 
     @property
     def failed(self) -> bool:
@@ -100,8 +91,6 @@ class Lookahead:
         if self._deciding:
             compute.wait_event(self._decided)
             self._deciding = False
-        if self._timed:
-            self._timed[-1][1].record(compute)
         self._routed.record(compute)
 
     def after_step(self, layer: int, x: torch.Tensor, picks: torch.Tensor) -> None:
@@ -110,13 +99,7 @@ class Lookahead:
         x: the layer's input fp16 [rows, hidden]; picks: what it computes with, int64.
         """
         following = layer + 1
-        if following >= len(self._steps):
-            return
-        if self._timed is not None:
-            spans = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            spans[0].record(torch.cuda.current_stream(self._residency.device))
-            self._timed.append(spans)
-        if not self.limit:
+        if following >= len(self._steps) or not self.limit:
             return
         self._gathered.record(torch.cuda.current_stream(self._residency.device))
         with torch.cuda.stream(self._stream):
@@ -142,20 +125,3 @@ class Lookahead:
         self._residency.state.copy_box = 0
         self._kernels.copier_destroy(self._copier)
         self._kernels.host_unregister(self._box)
-
-
-def measured_copy_s(residency: Residency) -> float:
-    """Seconds that the copy engine takes for one expert. Locks no slot: it writes to memory of its own."""
-    layout = residency.layout
-    target = torch.empty(layout.record_bytes, dtype=torch.uint8, device=residency.device)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    keys = range(0, layout.layers * layout.experts, max(1, layout.layers * layout.experts // 16))
-    start.record()
-    for key in keys:
-        source = residency.state.home + key * layout.record_bytes
-        residency.kernels.copy_async(
-            target.data_ptr(), source, layout.record_bytes, residency.stream()
-        )
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3 / len(keys)
