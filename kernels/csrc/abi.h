@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define GLM53_ABI_VERSION 2
+#define GLM53_ABI_VERSION 3
 
 #ifdef __cplusplus
 #define GLM53_API extern "C" __attribute__((visibility("default")))
@@ -186,6 +186,17 @@ typedef struct glm53_cache_step_args {
   int32_t* result;
 } glm53_cache_step_args;
 
+/* Bytes for one place in memory, an element of a list (so without a size of its own): from memory, or, where
+ * `from` is null, from an open file at `offset`. */
+typedef struct glm53_piece {
+  void* to;
+  const void* from;
+  uint64_t bytes;
+  uint64_t offset;
+  int32_t file;
+  uint32_t reserved;
+} glm53_piece;
+
 /* Common to every library. */
 GLM53_API uint32_t glm53_abi_version(void);
 GLM53_API uint32_t glm53_struct_size(const char* name);
@@ -208,5 +219,8 @@ GLM53_API int glm53_cpu_tier_close(glm53_cpu_tier* tier, int32_t* ended);
 GLM53_API int glm53_cpu_tier_stats(glm53_cpu_tier* tier, glm53_cpu_tier_counters* out);
 GLM53_API int glm53_cpu_tier_reset(glm53_cpu_tier* tier, int32_t* accepted);
 GLM53_API int glm53_cpu_cache_step(const glm53_cache_step_args* args);
+/* Write pieces one after the other; any thread may. written: bytes of all that came before the first that a
+ * file could not give whole; error: that file's errno, 0 when it ended. All were written: their sum, 0. */
+GLM53_API int glm53_cpu_fill(const glm53_piece* pieces, uint64_t count, uint64_t* written, int32_t* error);
 
 #endif

@@ -21,6 +21,7 @@ from .errors import (
     StaleLibrary,
     Unsupported,
 )
+from .fill import FileEnded, Filler, Piece
 from .tier import CpuTier, TierShape, TierStats
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "CpuTier",
     "Expert",
     "ExpertTable",
+    "FileEnded",
+    "Filler",
     "Isa",
     "KernelBuildFailed",
     "KernelError",
@@ -38,6 +41,7 @@ __all__ = [
     "Linear",
     "NativeFailure",
     "Picks",
+    "Piece",
     "Precision",
     "StaleLibrary",
     "TierShape",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 OK = 0
 BAD_ARGUMENT = 1
@@ -167,6 +167,17 @@ class CacheStepArgs(ctypes.Structure):
     ]
 
 
+class Piece(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("to", ctypes.c_void_p),
+        ("from", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("file", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "glm53_linear": Linear,
     "glm53_expert": Expert,
@@ -178,6 +189,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "glm53_cpu_tier_args": CpuTierArgs,
     "glm53_cpu_tier_counters": CpuTierCounters,
     "glm53_cache_step_args": CacheStepArgs,
+    "glm53_piece": Piece,
 }
 
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -248,5 +260,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "glm53_cpu_cache_step": (
         ctypes.c_int,
         [ctypes.c_void_p],
+    ),
+    "glm53_cpu_fill": (
+        ctypes.c_int,
+        [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_void_p],
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from glm53_kernels import Filler, Piece
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import TensorSpec
-from glm53_server.engine.exl3_loader import ExpertLoader, read_into
+from glm53_server.engine.exl3_loader import ExpertLoader
 from glm53_server.moe.arena import ExpertArena
 from glm53ctl.checkpoint import open_checkpoint
 
@@ -166,15 +168,24 @@ def test_dummy_experts_fill_the_arena() -> None:
     assert (arena.part_view(0, 2, 1) == len(key) % 251).all()
 
 
-def test_a_range_is_read_in_pieces_and_a_short_file_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("glm53_server.engine.exl3_loader.READ_BYTES", 7)
-    content = bytes(range(100))
-    path = tmp_path / "x.bin"
-    path.write_bytes(content)
-    found = torch.zeros(50, dtype=torch.uint8)
-    read_into(path, 10, found)
-    assert found.numpy().tobytes() == content[10:60]
-    with pytest.raises(OSError, match=r"x\.bin: ends at byte 100, 110 needed"):
-        read_into(path, 60, found)
+def test_a_short_file_is_named(tmp_path: Path) -> None:
+    stc = Stc()
+    ours = loader_of(stc).keys.values()
+    end = max(CHECKPOINT.tensors[key].offset + CHECKPOINT.tensors[key].nbytes for key in ours)
+    (name,) = set(stc.tensor_file_map.values())
+    short = tmp_path / "short.safetensors"
+    short.write_bytes(Path(name).read_bytes()[: end - 3])
+    stc.file_headers[str(short)] = stc.file_headers.pop(name)
+    stc.tensor_file_map = dict.fromkeys(stc.tensor_file_map, str(short))
+    loader = loader_of(stc)
+    arena = pinned(loader)
+    arena.start_filling(loader.filler(), lambda done, total: None)
+    with pytest.raises(OSError, match=rf"short\.safetensors: ends at byte {end - 3}, {end} needed"):
+        arena.wait_layer(arena.layout.layers - 1)
+    arena.close()
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    with (tmp_path / "w").open("wb") as file, pytest.raises(OSError, match="piece 0") as caught:
+        Filler().fill([Piece(torch.zeros(8).data_ptr(), 8, file=file.fileno())])
+    assert caught.value.errno == errno.EBADF

@@ -141,6 +141,7 @@ uint32_t glm53_struct_size(const char* name) {
   GLM53_SIZE_OF(glm53_cpu_tier_args);
   GLM53_SIZE_OF(glm53_cpu_tier_counters);
   GLM53_SIZE_OF(glm53_cache_step_args);
+  GLM53_SIZE_OF(glm53_piece);
 #undef GLM53_SIZE_OF
   return 0;
 }

@@ -6,21 +6,24 @@ byte ranges of the safetensors files, so that expert weights are read once and n
 
 from __future__ import annotations
 
-import ctypes
+import os
 import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from glm53_kernels import FileEnded, Filler, Piece
 from glm53_server.engine.exl3_contract import UnsupportedExllamav3
 from glm53_server.engine.exl3_dummy import DummyValues
 from glm53_server.moe.arena import ExpertArena, FillLayer, RecordLayout
 
 EXPERT_KEY = re.compile(r"^(.+\.layers\.(\d+)\.mlp)\.experts\.(\d+)\.(gate|up|down)_proj\.trellis$")
 PARTS = {"gate": 0, "up": 1, "down": 2}
-READ_BYTES = 8 << 20
+PIECES = 16  # of one call: some 50 MB of a large model
 
 
 def _expert_keys(config: Any) -> dict[tuple[int, int, int], str]:
@@ -41,6 +44,7 @@ class ExpertLoader:
         self._stock = config.stc.get_tensor
         self._dummy = dummy
         self._arena: ExpertArena | None = None
+        self._filler = Filler()
         self._index = torch.device(device).index or 0
         self.keys = _expert_keys(config)
         self.layers = sorted({layer for layer, _, _ in self.keys})
@@ -112,53 +116,67 @@ class ExpertLoader:
         """The function that fills one layer of the arena, from the files or from dummy values."""
         return self._fill_dummy if self._dummy is not None else self._fill_from_files
 
-    def _targets(self, row: int, destination: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    def _targets(self, row: int, destination: torch.Tensor) -> list[tuple[str, int, int]]:
+        """(tensor key, address, bytes) of every part of a layer's records."""
         assert self._arena is not None
         layout = self._arena.layout
         sizes = (layout.gate_bytes, layout.up_bytes, layout.down_bytes)
-        result: list[tuple[str, torch.Tensor]] = []
-        for expert in range(layout.experts):
-            for part in range(3):
-                start = expert * layout.record_bytes + layout.offsets[part]
-                key = self.keys[self.layers[row], expert, part]
-                result.append((key, destination[start : start + sizes[part]]))
-        return result
+        return [
+            (
+                self.keys[self.layers[row], expert, part],
+                destination.data_ptr() + expert * layout.record_bytes + layout.offsets[part],
+                sizes[part],
+            )
+            for expert in range(layout.experts)
+            for part in range(3)
+        ]
 
     def _fill_dummy(self, row: int, destination: torch.Tensor, pool: ThreadPoolExecutor) -> None:
         dummy = self._dummy
         assert dummy is not None
-
-        def copy(target: tuple[str, torch.Tensor]) -> None:
-            key, view = target
-            # Not copy_: it would start a team of its own in every thread of the pool.
-            source = dummy.trellis_bytes(key, view.numel())
-            ctypes.memmove(view.data_ptr(), source.data_ptr(), view.numel())
-
-        list(pool.map(copy, self._targets(row, destination), chunksize=8))
+        targets = self._targets(row, destination)
+        kept = [dummy.trellis_bytes(key, size) for key, _, size in targets]
+        pieces = [
+            Piece(to, size, source.data_ptr())
+            for (_, to, size), source in zip(targets, kept, strict=True)
+        ]
+        list(pool.map(self._filler.fill, batched(pieces, PIECES)))
 
     def _fill_from_files(
         self, row: int, destination: torch.Tensor, pool: ThreadPoolExecutor
     ) -> None:
-        def read(target: tuple[str, torch.Tensor]) -> None:
-            key, view = target
-            filename = self._stc.tensor_file_map[key]
-            header = self._stc.file_headers[filename]
-            offset = header["_header_offset"] + header[key]["data_offsets"][0]
-            read_into(Path(filename), offset, view)
+        targets = self._targets(row, destination)
+        with ExitStack() as opened:
+            files: dict[str, int] = {}
+            for name in {self._stc.tensor_file_map[key] for key, _, _ in targets}:
+                files[name] = opened.enter_context(Path(name).open("rb", buffering=0)).fileno()
+            pieces: list[Piece] = []
+            for key, to, size in targets:
+                name = self._stc.tensor_file_map[key]
+                header = self._stc.file_headers[name]
+                offset = header["_header_offset"] + header[key]["data_offsets"][0]
+                pieces.append(Piece(to, size, file=files[name], offset=offset))
+            names = {file: name for name, file in files.items()}
 
-        list(pool.map(read, self._targets(row, destination), chunksize=8))
+            def read(some: Sequence[Piece]) -> None:
+                try:
+                    self._filler.fill(some)
+                except FileEnded as err:
+                    raise _named(err, some[err.piece], names) from err
+
+            list(pool.map(read, batched(pieces, PIECES)))
 
 
-def read_into(path: Path, offset: int, destination: torch.Tensor) -> None:
-    """Read destination.numel() bytes at `offset` of a file into a uint8 tensor. Raises OSError."""
-    size = destination.numel()
-    buffer = (ctypes.c_char * size).from_address(destination.data_ptr())
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        view = memoryview(buffer).cast("B")
-        done = 0
-        while done < size:
-            count = file.readinto(view[done : done + READ_BYTES])
-            if not count:
-                raise OSError(f"{path}: ends at byte {offset + done}, {offset + size} needed")
-            done += count
+def _named(err: FileEnded, piece: Piece, names: Mapping[int, str]) -> OSError:
+    """The same trouble, with the file's name."""
+    name = names[piece.file]
+    if err.errno:
+        return OSError(err.errno, os.strerror(err.errno), name)
+    return OSError(
+        f"{name}: ends at byte {piece.offset + err.got}, {piece.offset + piece.size} needed"
+    )
+
+
+def batched(pieces: Sequence[Piece], most: int) -> list[Sequence[Piece]]:
+    """Runs of at most `most` pieces, in order."""
+    return [pieces[start : start + most] for start in range(0, len(pieces), most)]
