@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu_harness import ROOT, TINY, dummy_options, forward_chunks, generator_of, load, log, save
@@ -30,6 +31,7 @@ from glm53_server.moe.lookahead import AUTO
 from glm53_server.moe.split import LaneCosts, SplitState
 
 START_COSTS = LaneCosts(2e-4, 2e-4, 3e-5)
+Figures = dict[str, Any]
 
 
 def kl_figures(reference: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
@@ -120,8 +122,31 @@ def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, objec
     return figures
 
 
-def speed(args: argparse.Namespace) -> dict[str, object]:
-    body: dict[str, object] = {
+def ceiling(costs: LaneCosts, layers: int, exact: Figures, fast: Figures) -> Figures:
+    """What the measured lanes allow: both end together for the mean misses per layer, and the rest of the step
+    is as in exact mode. Without look-ahead, for the same number of streams.
+    """
+    misses = fast["misses_per_token"] * fast["ms_per_step"] * fast["tok_per_s"] / 1e3 / layers
+    both = costs.link_s + costs.cpu_s
+    lane_ms = 1e3 / both * (
+        misses * costs.link_s * costs.cpu_s
+        + costs.kernels_s * costs.cpu_s
+        + costs.fixed_s * costs.link_s
+    )  # fmt: skip
+    rest_ms = exact["ms_per_step"] - exact["gather_ms_per_step"] - layers * costs.kernels_s * 1e3
+    step_ms = rest_ms + layers * lane_ms
+    return {
+        "link_ms_per_expert": round(costs.link_s * 1e3, 4), "cpu_ms_per_expert": round(costs.cpu_s * 1e3, 4),
+        "fixed_ms_per_layer": round(costs.fixed_s * 1e3, 4), "kernels_ms_per_layer": round(costs.kernels_s * 1e3, 4),
+        "misses_per_layer": round(misses, 3), "lane_ms_per_layer": round(lane_ms, 4),
+        "rest_ms_per_step": round(rest_ms, 2), "ms_per_step": round(step_ms, 2),
+        "tok_per_s": round(fast["tok_per_s"] * fast["ms_per_step"] / step_ms, 2),
+        "measured_share": round(step_ms / fast["ms_per_step"], 3),
+    }  # fmt: skip
+
+
+def speed(args: argparse.Namespace) -> Figures:
+    body: Figures = {
         "layers": args.layers,
         "threads": args.threads,
         "precision": args.precision,
@@ -170,6 +195,11 @@ def speed(args: argparse.Namespace) -> dict[str, object]:
             for n in (1, 2, 4) if ahead is not None else ():
                 decode(generator, n, 24, trace, tiers)
                 body[f"{mode}_c{n}_no_lookahead"] = lanes(generator, n, args.tokens, trace, tiers)
+                if mode == "fast":
+                    exact, fast = (body[f"{m}_c{n}_no_lookahead"] for m in ("exact", "fast"))
+                    name = "model_ceiling" if n == 1 else f"model_ceiling_c{n}"
+                    body[name] = ceiling(lane.split.costs, args.layers - 3, exact, fast)
+                    log(name, body[name])
             tiers.lookahead = ahead
             save("fast-speed", body, args.out)
         calibrated = lane.split
