@@ -31,6 +31,7 @@ from glm53_server.moe.lookahead import AUTO
 from glm53_server.moe.split import LaneCosts, SplitState
 
 START_COSTS = LaneCosts(2e-4, 2e-4, 3e-5)
+PANEL = ROOT / "reference" / "tiny-ref-panel.json"
 Figures = dict[str, Any]
 
 
@@ -48,9 +49,11 @@ def kl_figures(reference: torch.Tensor, found: torch.Tensor) -> dict[str, float]
     }  # fmt: skip
 
 
-def quality(isa: str, threads: int, precision: str) -> dict[str, object]:
-    panel = json.loads((ROOT / "reference" / "tiny-ref-panel.json").read_text())
-    options = LoadOptions(directory=TINY, cache_tokens=16384, max_batch=4, chunk_tokens=2048)
+def quality(
+    isa: str, threads: int, precision: str, checkpoint: Path = TINY, panel_file: Path = PANEL
+) -> dict[str, object]:
+    panel = json.loads(panel_file.read_text())
+    options = LoadOptions(directory=checkpoint, cache_tokens=16384, max_batch=4, chunk_tokens=2048)
     loaded, kernels = load(options, tiered=True)
     pool = CpuKernels(threads=threads, isa=isa, precision=precision)
     lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.0, frozen=True))
@@ -95,11 +98,15 @@ def quality(isa: str, threads: int, precision: str) -> dict[str, object]:
     return body
 
 
-def lanes(generator, streams: int, tokens: int, trace, tiers) -> dict[str, object]:
-    """Decode, with the CPU lane's and the look-ahead's figures beside the link's."""
+def lanes(generator, streams: int, tokens: int, trace, tiers, skip: int = 16) -> Figures:
+    """Decode, with the CPU lane's and the look-ahead's figures beside the link's, after `skip` tokens."""
     lane, ahead = tiers.cpu_lane, tiers.lookahead
-    before, looked = lane.counters(), tiers.residency.counters()
-    figures: dict[str, object] = decode(generator, streams, tokens, trace, tiers)
+    at_start: list[Any] = []
+    figures: Figures = decode(
+        generator, streams, skip + tokens, trace, tiers, skip=skip,
+        at_start=lambda: at_start.extend((lane.counters(), tiers.residency.counters())),
+    )  # fmt: skip
+    before, looked = at_start
     after, found = lane.counters(), tiers.residency.counters()
     if jobs := after.jobs - before.jobs:
         figures |= {
@@ -186,16 +193,16 @@ def speed(args: argparse.Namespace) -> Figures:
             lane.enabled = mode == "fast"
             if ahead is not None and ahead.paces is not None:
                 ahead.paces = {}  # the other mode's pace is not this one's
-            decode(generator, 1, 160, trace, tiers)  # fills the cache, finds the pace and the split
-            for n in (1, 2, 4):
-                decode(generator, n, 72, trace, tiers)
-                body[f"{mode}_c{n}"] = lanes(generator, n, args.tokens, trace, tiers)
+            for n in (1, 2, 4):  # the first tokens fill the cache, find the pace and the split
+                body[f"{mode}_c{n}"] = lanes(
+                    generator, n, args.tokens, trace, tiers, skip=args.skip
+                )
+                save("fast-speed", body, args.out)
             tiers.drain()
             tiers.lookahead = None
-            for n in (1, 2, 4) if ahead is not None else ():
-                decode(generator, n, 24, trace, tiers)
+            for n in (1, 2, 4) if ahead is not None and mode in args.plain else ():
                 body[f"{mode}_c{n}_no_lookahead"] = lanes(generator, n, args.tokens, trace, tiers)
-                if mode == "fast":
+                if mode == "fast" and "exact" in args.plain:
                     exact, fast = (body[f"{m}_c{n}_no_lookahead"] for m in ("exact", "fast"))
                     name = "model_ceiling" if n == 1 else f"model_ceiling_c{n}"
                     body[name] = ceiling(lane.split.costs, args.layers - 3, exact, fast)
@@ -233,17 +240,23 @@ def main() -> None:
     parser.add_argument("--vram-gib", type=float, default=24.0)
     parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--skip", type=int, default=160, help="tokens before those measured")
+    parser.add_argument("--plain", nargs="*", default=["exact", "fast"], help="modes measured without look-ahead too")  # fmt: skip
     parser.add_argument("--shares", type=float, nargs="*", default=[])
     parser.add_argument("--ahead", type=int, default=AUTO)
     parser.add_argument("--prefill", type=int, nargs="*", default=[32768])
     parser.add_argument("--skip-speed", action="store_true")
     parser.add_argument("--skip-quality", action="store_true")
+    parser.add_argument("--checkpoint", type=Path, default=TINY, help="a small one, for quality")
+    parser.add_argument("--panel", type=Path, default=PANEL, help="whose tokens quality decodes")
     parser.add_argument("--wait-for", type=Path, help="measure speed only once this file exists")
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     args = parser.parse_args()
     if not args.skip_quality:
         body: dict[str, object] = {
-            precision: quality(args.isa, min(args.threads, 8), precision)
+            precision: quality(
+                args.isa, min(args.threads, 8), precision, args.checkpoint, args.panel
+            )
             for precision in ("exact", "fast")
         }
         save("fast-quality", body, args.out)

@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -79,9 +80,12 @@ def gather_sweep(tiers: ExpertTiers) -> dict[str, float]:
 
 
 def decode(
-    generator, streams: int, tokens: int, trace: RoutingTrace, tiers: ExpertTiers | None
-) -> dict[str, float]:
-    """tok/s in total, after the first 16 tokens; counters of the tiers over the measured part."""
+    generator, streams: int, tokens: int, trace: RoutingTrace, tiers: ExpertTiers | None,
+    skip: int = 16, at_start: Callable[[], object] = lambda: None,
+) -> dict[str, float]:  # fmt: skip
+    """tok/s in total, after the first `skip` tokens; counters of the tiers over the measured part, which
+    begins with `at_start`.
+    """
     from exllamav3 import GreedySampler, Job
 
     trace.restart()
@@ -97,8 +101,9 @@ def decode(
         count = sum(1 for r in results if r["stage"] == "streaming")
         if count == streams:
             steps += 1
-        if steps == 16 and started is None:
+        if steps == skip and started is None:
             torch.cuda.synchronize()
+            at_start()
             before = tiers.residency.counters() if tiers else None
             started = time.perf_counter()
             if tiers:

@@ -172,7 +172,7 @@ def test_the_split_follows_a_narrow_link_and_a_frozen_one_does_not(fast: Exl3Eng
         settled = share_after(300, 1)
         link_s = lane.split.costs.link_s
         narrow = share_after(200, 64)
-        assert lane.split.costs.link_s > 4 * link_s
+        assert lane.split.costs.link_s > 2 * link_s
         assert narrow < 0.7 * settled
         back = share_after(600, 1)
         assert back > 1.2 * narrow

@@ -26,9 +26,9 @@ def run(pace: Pace, took_s: Callable[[int], float], steps: int, start_s: float =
 @given(COSTS, st.integers(-3, 9))
 def test_it_ends_where_no_neighbour_is_clearly_faster(costs: list[float], start: int) -> None:
     pace = Pace(start)
-    limits = run(pace, costs.__getitem__, 60 * WINDOW)
+    limits = run(pace, costs.__getitem__, 90 * WINDOW)
     assert all(0 <= limit <= MOST for limit in limits)
-    for near in (pace.best - 1, pace.best + 1):
+    for near in (0, pace.best - 1, pace.best + 1):
         if 0 <= near <= MOST:
             assert costs[near] >= costs[pace.best] * (1 - GAIN) * (1 - 1e-9)
 
@@ -42,10 +42,21 @@ def test_it_finds_the_bottom_of_a_valley_through_noise(wanted: int, start: int) 
     assert pace.best == wanted
 
 
+def test_what_is_worse_than_nothing_is_given_up_and_found_again() -> None:
+    """The first copy costs more than the second one brings: nothing lies between the two best."""
+    costs = {0: 0.054, 1: 0.065, 2: 0.064, 3: 0.057, 4: 0.070}
+    pace = Pace(2)
+    run(pace, costs.__getitem__, 12 * WINDOW)
+    assert pace.best == 0
+    costs[2] = 0.050
+    run(pace, costs.__getitem__, 3 * PATIENCE * WINDOW, start_s=1e6)
+    assert pace.best == 2
+
+
 def test_trials_grow_rare_when_nothing_is_won() -> None:
     pace = Pace(1)
-    flat = run(pace, lambda _: 0.03, 400 * WINDOW)
-    assert sum(limit != 1 for limit in flat[200 * WINDOW :]) <= 200 * WINDOW / (PATIENCE - 1)
+    flat = run(pace, lambda _: 0.03, 10 * PATIENCE * WINDOW)
+    assert sum(limit != 1 for limit in flat[-100 * WINDOW :]) <= 2 * WINDOW
     assert sum(limit != 1 for limit in flat) > 0
 
 
@@ -53,7 +64,7 @@ def test_it_follows_when_what_is_best_changes() -> None:
     pace = Pace(1)
     run(pace, lambda n: 0.03 + 0.002 * n, 100 * WINDOW)
     assert pace.best == 0
-    run(pace, lambda n: 0.05 - 0.002 * n, 6 * PATIENCE * WINDOW, start_s=1e6)
+    run(pace, lambda n: 0.05 - 0.002 * n, 10 * PATIENCE * WINDOW, start_s=1e6)
     assert pace.best == MOST
 
 

@@ -10,21 +10,22 @@ from __future__ import annotations
 from statistics import median
 
 MOST = 4  # experts per layer
-WINDOW = 12  # steps between two decisions; their median is what they took
-GAIN = 0.01  # a neighbour must be so much faster to be taken
+WINDOW = 16  # steps between two decisions; their median is what they took
+GAIN = 0.02  # another number must be so much faster to be taken
 PATIENCE = 64  # windows between two trials, at most
 _FRESH = 0.5  # weight of the newest window
 
 
 class Pace:
-    """The number for decode steps of one kind: the best one so far, and now and then a neighbour."""
+    """The number for decode steps of one kind: the best one so far, and now and then another for comparison."""
 
     def __init__(self, start: int) -> None:
-        self.best = self.limit = max(0, min(start, MOST))
+        self._start = max(0, min(start, MOST))
+        self.best = self.limit = self._start
         self.took_s: dict[int, float] = {}  # of what was tried: one step, slowly averaged
         self._steps: list[float] = []
         self._last_s: float | None = None
-        self._direction = 1
+        self._untried = self._others()
         self._rest = self._left = 1
 
     def step(self, now_s: float) -> int:
@@ -42,22 +43,25 @@ class Pace:
         self._last_s = None
 
     def _decide(self, took_s: float) -> None:
+        before_s = self.took_s.get(self.limit, took_s)
         if self.limit == self.best:
-            before_s = self.took_s.get(self.best, took_s)
             self.took_s[self.best] = before_s + _FRESH * (took_s - before_s)
             self._left -= 1
             if self._left <= 0:
-                self.limit = self._neighbour()
+                self.limit = self._untried.pop(0)
             return
         self.took_s[self.limit] = took_s
         if took_s < self.took_s[self.best] * (1 - GAIN):
             self.best, self._rest = self.limit, 1
-        else:
-            self.limit, self._direction = self.best, -self._direction
+            self._untried = self._others()
+        elif not self._untried:
             self._rest = min(2 * self._rest, PATIENCE)
-        self._left = self._rest
+            self._untried = self._others()
+        self.limit, self._left = self.best, self._rest
 
-    def _neighbour(self) -> int:
-        if not 0 <= self.best + self._direction <= MOST:
-            self._direction = -self._direction
-        return self.best + self._direction
+    def _others(self) -> list[int]:
+        """What the best is compared with: none at all, because the first copy has a price of its own that
+        the others share, and the neighbours. Beside none, what the start was.
+        """
+        wanted = (0 if self.best else self._start, self.best + 1, self.best - 1)
+        return [n for n in dict.fromkeys(wanted) if 0 <= n <= MOST and n != self.best]
