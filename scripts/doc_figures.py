@@ -139,7 +139,7 @@ def table(sources: list[Source], to_root: str = "", names: frozenset[str] | None
 def quality_table(sources: list[Source]) -> str:
     """Fast mode's deviation from exact, for docs/modes.md."""
     lines = [
-        "| CPU kernels | what the CPU computed | mean KL (nats) | 99th percentile | largest | same top token |",
+        "| model, CPU kernels | what the CPU computed | mean KL (nats) | 99th percentile | largest | same top token |",
         "|---|---|---|---|---|---|",
     ]
     margins: list[float] = []
@@ -159,11 +159,12 @@ def quality_table(sources: list[Source]) -> str:
                 f"{one[k]:.1e}" if one[k] else "0" for k in ("kl_mean", "kl_p99", "kl_max")
             )
             isa = ISAS.get(found["isa"], found["isa"])
+            model = source.body.get("checkpoint", "bundled tiny checkpoint")
             words = f"{words} ({one['cpu_experts']:,} expert computations)"
-            lines.append(f"| {isa} | {words} | {kls} | {one['top1_agree']:.1%} |")
+            lines.append(f"| {model}, {isa} | {words} | {kls} | {one['top1_agree']:.1%} |")
     lines += [
         "",
-        f"Tiny checkpoint, {' or '.join(map(str, sorted(positions)))} positions, whole vocabulary. Where the top token",
+        f"{' or '.join(map(str, sorted(positions)))} positions, whole vocabulary. Where the top token",
         f"differed, the two best were at most {max(margins, default=0.0):.3f} nats apart.",
         "",
     ]

@@ -17,9 +17,10 @@ Facts = dict[str, Any]
 Rows = Iterator[tuple[str, str]]
 
 
-def _decode(body: Facts, prefix: str, what: str) -> Rows:
+def _decode(body: Facts, prefix: str, what: str, suffix: str = "") -> Rows:
     """One row for prefix_c1, prefix_c2 ...: tok/s of all streams together."""
-    found = {n: body[f"{prefix}_c{n}"] for n in range(1, 9) if f"{prefix}_c{n}" in body}
+    names = {n: f"{prefix}_c{n}{suffix}" for n in range(1, 9)}
+    found = {n: body[name] for n, name in names.items() if name in body}
     if found:
         rates = " / ".join(f"{one['tok_per_s']:.1f}" for one in found.values())
         streams = " / ".join(map(str, found)) + (" stream" if list(found) == [1] else " streams")
@@ -73,10 +74,20 @@ def _fast_speed(body: Facts) -> Rows:
         yield from _decode(run, "exact", f"exact, in the same run as {kernels}")
         yield from _ahead(run)
         yield from _prefills(run, "fast")
-    if ceiling := body.get("model_ceiling"):
+    for mode in ("fast", "exact"):
+        yield from _decode(body, mode, f"{mode}, nothing looked ahead", "_no_lookahead")
+    for name, streams in (("", "1 stream"), ("_c2", "2 streams"), ("_c4", "4 streams")):
+        if ceiling := body.get(f"model_ceiling{name}"):
+            yield (
+                f"fast, nothing looked ahead: {streams} against the {ceiling['tok_per_s']:.1f} tok/s that the measured lanes allow",
+                f"{ceiling['measured_share']:.0%}",
+            )
+    load = body.get("load_s", {})
+    if "touch" in load:
+        moved = body["arena_gib"] * 1.073741824 / load["arena"]
         yield (
-            f"fast: 1 stream against the {ceiling['tok_per_s']:.1f} tok/s that the measured lanes allow",
-            f"{ceiling['measured_share']:.0%}",
+            f"{body['arena_gib']:.0f} GiB of experts: pages made, filled and pinned on a machine just started",
+            f"{load['arena']:.1f} s, {moved:.1f} GB/s",
         )
     if "peak_rss_gib" in body:
         yield "fast: RAM of the server at its peak", f"{body['peak_rss_gib']:.0f} GiB"
@@ -85,6 +96,11 @@ def _fast_speed(body: Facts) -> Rows:
 def _stock_speed(body: Facts) -> Rows:
     rate = body["stock_mcs"]["decode_c1"]["tok_per_s"]
     yield "stock exllamav3 with CPU experts (-mcs 257), 1 stream, same picks", f"{rate:.1f} tok/s"
+
+
+def _gpu_tests(body: Facts) -> Rows:
+    passed = body["passed"]
+    yield "tests on the GPU that passed", f"{passed} of {passed + len(body['failed'])}"
 
 
 def _pin_rate(body: Facts) -> Rows:
@@ -106,16 +122,16 @@ def _decode_trace(body: Facts) -> Rows:
 
 
 def _fast_quality(body: Facts) -> Rows:
-    found = body["fast"]
+    found, model = body["fast"], body.get("checkpoint", "tiny model")
     isa = ISAS.get(found["isa"], found["isa"])
     for name, words in (("default_half", "half of the misses"), ("all_cpu", "every miss")):
         kl, same = found[name]["kl_mean"], found[name]["top1_agree"]
         yield (
-            f"fast with {isa} kernels against exact: tiny model, {found[name]['positions']} positions, {words} on the CPU ({found[name]['cpu_experts']:,} expert computations)",
+            f"fast with {isa} kernels against exact: {model}, {found[name]['positions']} positions, {words} on the CPU ({found[name]['cpu_experts']:,} expert computations)",
             f"mean KL {kl:.1e}, same top token {same:.1%}",
         )
     same = "bit-identical" if found["prefill_bit_identical"] else "differs"
-    yield f"fast with {isa} kernels against exact: prefill of the tiny model", same
+    yield f"fast with {isa} kernels against exact: prefill of the {model}", same
 
 
 def _cpu_panel(body: Facts) -> Rows:
@@ -232,6 +248,7 @@ ROWS: dict[str, Callable[[Facts], Rows]] = {
     "pin-rate": _pin_rate,
     "exact-bits": _exact_bits,
     "fast-quality": _fast_quality,
+    "gpu-tests": _gpu_tests,
     "gpu-panel": _gpu_panel,
     "decode-kl": _decode_kl,
     "cpu-panel": _cpu_panel,
