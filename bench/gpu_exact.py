@@ -24,6 +24,7 @@ from glm53_server.engine.exl3_model import LoadOptions
 from glm53_server.engine.exl3_tiers import VramBudget, build_tiers
 
 CHECKS: list[dict[str, object]] = []
+AHEAD = 2  # experts looked ahead per layer: bits must not depend on it
 
 
 def check(name: str, same: bool, **figures: object) -> None:
@@ -64,7 +65,7 @@ def tiny(tokens: int) -> None:
     options = LoadOptions(directory=TINY, cache_tokens=16384, max_batch=4, chunk_tokens=2048)
     stock, _ = load(options, tiered=False)
     tiered, kernels = load(options, tiered=True)
-    budget = VramBudget(reserve=0, elastic=20 * 36864, stage=8 * 36864, slots=39)
+    budget = VramBudget(0, 20 * 36864, 8 * 36864, slots=39, lookahead=AHEAD)
     tiers = build_tiers(tiered, kernels, budget, stage_rows=64)
     tiers.verify_each_step = True
     log(
@@ -108,6 +109,7 @@ def tiny(tokens: int) -> None:
     counters = tiers.residency.counters()
     check("slots equal the arena after every step", counters["bad"] == 0, **counters)
     log(tiers.stager.stats)
+    tiers.lookahead.close()
 
 
 def geometry(layers: int, tokens: int) -> None:
@@ -123,7 +125,7 @@ def geometry(layers: int, tokens: int) -> None:
         tiered, kernels = load(options, tiered=True)
         stock, _ = load(options, tiered=False)
         experts = tiered.arena.layout.experts * tiered.arena.layout.layers
-        budget = VramBudget(reserve=0, elastic=3 << 30, stage=1 << 30, slots=experts // 5)
+        budget = VramBudget(0, 3 << 30, 1 << 30, slots=experts // 5, lookahead=AHEAD)
         tiers = build_tiers(tiered, kernels, budget)
         log("slots", tiers.stager._memory.plan, "of", experts)
         compare_prefill(stock, tiered, 150000, [(3000, 3000), (3000, 1024), (9000, 4096)])
@@ -135,6 +137,7 @@ def geometry(layers: int, tokens: int) -> None:
         counters = tiers.residency.counters()
         check("geometry: slots equal the arena", counters["bad"] == 0, **counters)
         log(tiers.stager.stats)
+        tiers.lookahead.close()
 
 
 def main() -> int:
