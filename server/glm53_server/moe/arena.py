@@ -8,18 +8,22 @@ filled and pinned one after the other by a background thread while the rest of t
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from glm53_kernels.cuda import CudaKernelError, CudaKernels
+
+log = logging.getLogger(__name__)
 
 PAGE_BYTES = mmap.PAGESIZE
 HUGE_PAGE_BYTES = 2 << 20
@@ -62,6 +66,16 @@ class RecordLayout:
     @property
     def total_bytes(self) -> int:
         return self.layers * self.layer_bytes
+
+
+@contextmanager
+def _pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """A pool for one block. What has not begun at its end is for nothing: a failed load is told at once."""
+    pool = ThreadPoolExecutor(count, name)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 FillLayer = Callable[[int, torch.Tensor, ThreadPoolExecutor], None]
@@ -141,9 +155,9 @@ class ExpertArena:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         try:
             with (
-                ThreadPoolExecutor(self._threads, "glm53-fill") as pool,
-                ThreadPoolExecutor(self._threads, "glm53-touch") as toucher,
-                ThreadPoolExecutor(1, "glm53-pin") as pinner,
+                _pool(self._threads, "glm53-fill") as pool,
+                _pool(self._threads, "glm53-touch") as toucher,
+                _pool(1, "glm53-pin") as pinner,
             ):
                 touched = self._touch(toucher)
                 pins = []
@@ -229,5 +243,8 @@ class ExpertArena:
         for event in self._ready:  # nobody waits for ever for what will not come
             event.set()
         for address in self._registered:
-            self._kernels.host_unregister(address)
+            try:
+                self._kernels.host_unregister(address)
+            except CudaKernelError as err:  # of a lost device; what ended the load is what to tell
+                log.warning("expert memory stays pinned until the process ends: %s", err)
         self._registered.clear()
