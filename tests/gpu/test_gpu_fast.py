@@ -9,8 +9,7 @@ CPU_THREADS = 4
 NEAR_TIE_NATS = 0.1  # where two experts are nearly tied, rounding picks the other one
 
 
-# Both precisions differ from the card's kernels by the same 2.5e-4 on this checkpoint: what is left is not
-# the CPU kernels' rounding but that of the stock ones.
+# Both precisions differ from the card's kernels by the same 2.5e-4 on this checkpoint (docs/modes.md has why).
 @pytest.mark.parametrize(("precision", "limit"), [("exact", 5e-4), ("fast", 5e-4)])
 def test_divergence_from_exact_mode(precision: str, limit: float) -> None:
     body = quality("auto", CPU_THREADS, precision)

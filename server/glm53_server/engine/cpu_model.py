@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 from transformers.models.glm5_next.modeling_glm5_next import (
@@ -43,6 +43,11 @@ class CpuModel:
     def new_cache(self) -> Cache:
         """The state of an empty sequence; `logits` advances it in place."""
         return DynamicCache(config=self._text.config)
+
+    def routed_experts(self) -> list[nn.Module]:
+        """The experts of every MoE layer, in order."""
+        mlps = [layer.mlp for layer in self._text.layers]
+        return [mlp.experts for mlp in mlps if isinstance(mlp, Glm5NextTextMoE)]
 
     def logits(self, ids: Sequence[int], cache: Cache, *, every: bool = False) -> Tensor:
         """Append `ids` to a sequence: float32 logits [1, vocab] after the last id, or [ids, vocab]."""
