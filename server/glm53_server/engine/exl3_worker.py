@@ -31,6 +31,9 @@ class Exl3Worker:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._posting = (
+            threading.Lock()
+        )  # no command arrives once the thread has said that it ended
         self._jobs: dict[str, Job] = {}
         self._stopping = False
         self._ended = False
@@ -55,14 +58,13 @@ class Exl3Worker:
 
     def add(self, job: Job, grammar_filter: Any) -> None:
         """Accept a job; its events arrive in job.arrived. Raises EngineError when the engine is lost."""
-        if not self.alive:
+        if self.lost is not None or not self._post(lambda: self._add(job, grammar_filter)):
             raise EngineError(f"the engine is lost: {self.lost}", status=503, code="engine_lost")
-        self._commands.put(lambda: self._add(job, grammar_filter))
 
     def cancel(self, job: Job) -> None:
         """Drop a job that nobody reads any more. Calm when it has ended already."""
         job.cancelled = True
-        self._commands.put(lambda: self._cancel(job))
+        self._post(lambda: self._cancel(job))
 
     def stop(self, ended: Callable[[], object]) -> None:
         """End the thread after the current iteration; `ended` is called last."""
@@ -71,10 +73,15 @@ class Exl3Worker:
             self._stopping = True
             self._on_end.append(ended)
 
-        if self._ended:
+        if not self._post(command):
             ended()
-        else:
-            self._commands.put(command)
+
+    def _post(self, command: Command) -> bool:
+        """Have the thread run a command; False when it has ended and will not."""
+        with self._posting:
+            if not self._ended:
+                self._commands.put(command)
+            return not self._ended
 
     def join(self) -> None:
         self._thread.join()
@@ -86,7 +93,8 @@ class Exl3Worker:
                 if self._session.has_work and not self._stopping:
                     self._step()
         finally:
-            self._ended = True
+            with self._posting:
+                self._ended = True
             self._end_all(_stopped())
             self._run_pending()  # what arrived during the last step is answered too
             for ended in self._on_end:
@@ -125,7 +133,7 @@ class Exl3Worker:
             self.counters.failed += 1
             job.end(Failed(err))
             return
-        except (RuntimeError, AssertionError, ValueError) as err:
+        except Exception as err:  # noqa: BLE001 - as in a step: the request ends, never the thread
             told = self._step_failed(err)
             self.counters.failed += 1
             job.end(Failed(told))
@@ -133,8 +141,11 @@ class Exl3Worker:
         self._jobs[job.request.request_id] = job
 
     def _cancel(self, job: Job) -> None:
-        if self._session.cancel(job.request.request_id):
-            self.counters.cancelled += 1
+        try:
+            if not self._ended and self._session.cancel(job.request.request_id):
+                self.counters.cancelled += 1
+        except Exception as err:  # noqa: BLE001 - nobody reads this request; the others are told
+            self._step_failed(err)
         if self._jobs.pop(job.request.request_id, None) is not None:
             job.end(
                 Done(FinishReason.CANCELLED, len(job.request.prompt_ids), job.completion_tokens)
@@ -192,7 +203,7 @@ class Exl3Worker:
                 told = self._session.out_of_memory()
             torch.cuda.empty_cache()
             self._session.drop_all()
-        except RuntimeError as again:
+        except Exception as again:  # noqa: BLE001 - there is no session to go on with
             self.lost = f"{err}; rebuilding failed: {again}"
         self._end_all(told)
         return told
