@@ -113,9 +113,41 @@ def test_a_reader_that_leaves_frees_its_place() -> None:
             assert isinstance(await anext(events), Tokens)
             assert engine.running == 1
             await events.aclose()  # type: ignore[attr-defined]
-            await until(lambda: session.cancelled == ["left"])
+            await until(lambda: [name.partition("#")[0] for name in session.cancelled] == ["left"])
             await until(lambda: engine.running == 0)
             assert engine.stats()["requests_cancelled"] == 1
+
+    asyncio.run(scenario())
+
+
+def test_requests_of_one_name_have_each_their_own_events() -> None:
+    """Names are the clients': they may send one twice, at once or one after the other."""
+
+    async def scenario() -> None:
+        async with serving(Session()) as engine:
+            for _ in range(3):
+                names = ("same", "same", "same-1", "same")
+                for events in await asyncio.gather(*(answer(engine, asked(n)) for n in names)):
+                    assert events[:-1] == [Tokens((1,)), Tokens((2,)), Tokens((3,))]
+                    assert isinstance(events[-1], Done)
+            told = engine.stats()
+            assert (told["requests"], told["completion_tokens"]) == (12, 36)
+            assert (told["requests_failed"], told["requests_cancelled"]) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_leaves_takes_no_other_of_its_name_along() -> None:
+    async def scenario() -> None:
+        session = Session(length=1 << 30)
+        async with serving(session) as engine:
+            left, stays = engine.submit(asked("same")), engine.submit(asked("same"))
+            assert await anext(left) == await anext(stays) == Tokens((1,))
+            await left.aclose()  # type: ignore[attr-defined]
+            await until(lambda: len(session.cancelled) == 1)
+            assert engine.running == 1
+            async with asyncio.timeout(10):
+                assert [await anext(stays) for _ in range(5)] == [Tokens((n,)) for n in range(2, 7)]
 
     asyncio.run(scenario())
 

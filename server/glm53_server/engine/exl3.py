@@ -6,6 +6,8 @@ import asyncio
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from glm53_kernels import CpuKernels, KernelError
@@ -75,6 +77,7 @@ class Exl3Engine(ThreadedEngine[Exl3Worker]):
 
     def __init__(self, session: Session, info: EngineInfo) -> None:
         self._session = session
+        self._numbers = count(1)
         super().__init__(info, Exl3Worker(session))
 
     @property
@@ -89,7 +92,9 @@ class Exl3Engine(ThreadedEngine[Exl3Worker]):
         grammar_filter = None
         if request.grammar is not None:
             grammar_filter = await asyncio.to_thread(self._session.compile_filter, request.grammar)
-        job = Job(request, None)
+        # Clients choose their ids, and two may choose alike: events must not reach the other's reader.
+        unique = f"{request.request_id}#{next(self._numbers)}"
+        job = Job(replace(request, request_id=unique), None)
         self._worker.add(job, grammar_filter)
         return job
 
