@@ -3,7 +3,8 @@
 usage: expert_noise.py [--checkpoint DIR] [--panel FILE] [--noise 1e-3 4e-3 ...] [--out DIR]
 
 Every MoE layer's expert sum gets Gaussian noise of a given share of its own root mean square; KL against
-the answers without it, over the whole vocabulary, at every token of a panel. Where two experts are
+the answers without it, over the whole vocabulary, at every token of a panel, and at those of its answers
+alone, which bench/score_ref_panel.py scores. Where two experts are
 nearly tied, such an error makes the router pick the other one: a checkpoint is as sensitive as its
 routers. It tells a larger KL of fast mode that is a checkpoint's from one that is a bug's.
 """
@@ -51,7 +52,7 @@ def answers(model: CpuModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor
     return torch.cat(rows).double().log_softmax(-1)
 
 
-def compared(exact: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+def compared(exact: torch.Tensor, found: torch.Tensor) -> dict[str, Any]:
     kl = (exact.exp() * (exact - found)).sum(-1)
     same = exact.argmax(-1) == found.argmax(-1)
     return {
@@ -79,13 +80,19 @@ def main() -> None:
     model = load_model(open_checkpoint(args.checkpoint), kernels, lambda *_: None)
     generator = torch.Generator().manual_seed(1)
     layers = [Noisy(experts, generator) for experts in model.routed_experts()]
-    sequences = [row["tokens"] for row in json.loads(args.panel.read_text(encoding="utf-8"))]
+    panel = json.loads(args.panel.read_text(encoding="utf-8"))
+    sequences = [row["tokens"] for row in panel]
     exact = answers(model, sequences)
-    found: dict[str, dict[str, float]] = {}
+    answered = torch.cat([
+        torch.arange(len(row["tokens"])) >= row["prompt_len"] - 1 for row in panel
+    ])  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
     for share in args.noise:
         for layer in layers:
             layer.share = share
-        found[f"{share:g}"] = compared(exact, answers(model, sequences))
+        noisy = answers(model, sequences)
+        found[f"{share:g}"] = compared(exact, noisy)
+        found[f"{share:g}"]["answers"] = compared(exact[answered], noisy[answered])
         print(f"{share:g}", found[f"{share:g}"], flush=True)
     now = datetime.now(UTC)
     body = {
