@@ -216,6 +216,10 @@ def _tiers(
             if is_out_of_memory(err):
                 raise
             raise BadModel(f"{loaded.config.directory}: {err}") from err
+        if tiers.lookahead is not None:
+            undo.callback(
+                tiers.lookahead.close
+            )  # its thread reads memory that goes with the object
         if lane is not None and tier is not None:
             set_split(lane, tiers.residency, tier)
         undo.pop_all()

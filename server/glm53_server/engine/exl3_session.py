@@ -212,7 +212,8 @@ class Session:
         """An allocation was refused: make room in VRAM; returns what the failed requests are told."""
         stager = self.tiers.stager if self.tiers is not None else None
         given = 0
-        if stager is not None:
+        if self.tiers is not None and stager is not None:
+            self.tiers.drain()
             given = make_room(stager, self.loaded.device)
         log.warning("GPU memory ran out; the expert cache gave %d MiB back", given >> 20)
         return EngineError(

@@ -94,11 +94,12 @@ def build_tiers(
         tiers.heat_file = budget.heat_file
         if budget.heat_file is not None and residency.load_heat(budget.heat_file):
             stager.warm_start()
-        if budget.lookahead and plan.total:
+    attach(loaded, tiers)
+    with torch.inference_mode():
+        if budget.lookahead and plan.total:  # last: its thread is the caller's to end
             router = RouterGuess(loaded)
             guess: Guess = router if trace is None else trace.guess_after(router)
             tiers.lookahead = Lookahead(residency, guess, budget.lookahead)
-    attach(loaded, tiers)
     return tiers
 
 

@@ -50,19 +50,18 @@ class Lookahead:
         self._map = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
         self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         residency.state.copy_box = self._kernels.host_register(self._box, len(self._map))
-        self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
         self._sequence = 0
         self._deciding = False  # a decision was enqueued that no step has waited for
         self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
+        self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
 
     def new_pass(self, rows: int) -> None:
         """A forward pass begins: take in what a broken-off pass left behind, and set the pace of a decode
         step of so many rows; 0 is any other pass.
         """
         self.before_step()
-        if (
-            self.failed
-        ):  # what was under way never comes: its slots stay locked, and no step waits for it
+        if self.failed:
+            # What was under way never comes: its slots stay locked, and no step waits for it.
             self._residency.state.copy_box, self.paces, self.limit = 0, None, 0
         if self.paces is None:
             return
@@ -78,11 +77,15 @@ class Lookahead:
         return self._kernels.copier_failed(self._copier)
 
     def drain(self) -> None:
-        """Wait for the copies under way and take them in. Waits for the device."""
+        """Wait for the copies under way and take them in. Waits for the device. Raises RuntimeError when they
+        do not end: their slots may not be given to anything else.
+        """
         self.before_step()
         compute = torch.cuda.current_stream(self._residency.device)
         compute.synchronize()
-        self._kernels.copier_drain(self._copier, DRAIN_MS)
+        idle = self._kernels.copier_drain(self._copier, DRAIN_MS)
+        if not idle and not self.failed:
+            raise RuntimeError(f"copies that were looked ahead did not end within {DRAIN_MS} ms")
         self._kernels.settle(self._residency.state, compute.cuda_stream)
 
     def before_step(self) -> None:
