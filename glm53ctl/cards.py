@@ -54,7 +54,7 @@ def named_card(name: str) -> Card:
     close = nearest(wanted, set(known)) if wanted else None
     names = ", ".join(CARDS)
     raise UsageError(
-        f"--what-if gpu={name!r} is not a card that is known here",
+        f"--what-if gpu={name[:60]!r} is not a card that is known here",
         hint=f"did you mean {known[close]}?"
         if close
         else f"one of {names}; or vram= and pcie= beside one",

@@ -17,6 +17,11 @@ from glm53ctl.errors import UsageError
 from glm53ctl.hardware import GB_PER_LANE, Driver, DriverState, Gpu, Hardware, Link
 
 EXAMPLE = "gpu=RTX3090,ram=256GiB,vram=32GiB,pcie=5x16,cores=24,dram=200GB/s"
+WIDTHS = (1, 2, 4, 8, 16)  # lanes of a slot
+# The most of each that is still a machine; less than the least cannot be planned with.
+MOST_BYTES = 64 << 40
+MOST_CORES = 1024
+MOST_GB_PER_S = 100_000.0
 GPU_SOFTWARE = frozenset({"torch", "exllamav3", "fastapi"})
 
 
@@ -28,9 +33,11 @@ def changed(hardware: Hardware, text: str) -> Hardware:
         if key not in _CHANGES:
             close = nearest(key, set(_CHANGES))
             raise UsageError(
-                f"--what-if {key!r} is not a part that can be changed",
+                f"--what-if {_short(key)} is not a part that can be changed",
                 hint=f"did you mean {close!r}?" if close else f"for example {EXAMPLE}",
             )
+        if key in wanted:
+            raise UsageError(f"--what-if changes {key} twice", hint=f"for example {EXAMPLE}")
         wanted[key] = value
     for key, change in _CHANGES.items():  # the card first, so that others change it
         if key in wanted:
@@ -85,29 +92,32 @@ def _vram(hardware: Hardware, value: str) -> Hardware:
 
 
 def _pcie(hardware: Hardware, value: str) -> Hardware:
-    found = re.fullmatch(r"(\d)x(\d+)", value)
-    if not found or int(found[1]) not in GB_PER_LANE:
-        raise UsageError(f"--what-if pcie={value!r}: a generation and a width, as in 5x16")
-    generation, width = int(found[1]), int(found[2])
+    found = re.fullmatch(r"([0-9])x([0-9]{1,2})", value)
+    generation, width = (int(found[1]), int(found[2])) if found else (0, 0)
+    if generation not in GB_PER_LANE or width not in WIDTHS:
+        raise UsageError(f"--what-if pcie={_short(value)}: a generation and a width, as in 5x16")
     link = Link(generation, width, generation, width)
     gpus = tuple(replace(gpu, link=link) for gpu in _gpus(hardware))
     return replace(_without_link_rate(hardware), gpus=gpus)
 
 
 def _cores(hardware: Hardware, value: str) -> Hardware:
-    if not value.isdigit() or int(value) < 1:
-        raise UsageError(f"--what-if cores={value!r}: a number of physical cores, as in 24")
-    cpus = tuple(range(int(value)))
+    count = _number(value, "")
+    if count is None or not 1 <= count <= MOST_CORES or count != int(count):
+        raise UsageError(
+            f"--what-if cores={_short(value)}: a number of physical cores up to {MOST_CORES}, as in 24"
+        )
+    cpus = tuple(range(int(count)))
     cpu = replace(hardware.cpu, online=cpus, allowed=cpus, performance=cpus, quota_cpus=None)
     measured = replace(hardware.measured, tier_bytes_per_s=None)
     return replace(hardware, cpu=cpu, measured=measured)
 
 
 def _dram(hardware: Hardware, value: str) -> Hardware:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*GB/s", value)
-    if not found:
-        raise UsageError(f"--what-if dram={value!r}: a rate, as in 200GB/s")
-    measured = replace(hardware.measured, ram_read_bytes_per_s=float(found[1]) * 1e9)
+    rate = _number(value, "GB/s")
+    if rate is None or not 0.1 <= rate <= MOST_GB_PER_S:
+        raise UsageError(f"--what-if dram={_short(value)}: a rate, as in 200GB/s")
+    measured = replace(hardware.measured, ram_read_bytes_per_s=rate * 1e9)
     return replace(hardware, measured=measured)
 
 
@@ -131,7 +141,21 @@ def _gpus(hardware: Hardware) -> tuple[Gpu, ...]:
 
 
 def _size(value: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|GB)", value)
-    if not found:
-        raise UsageError(f"--what-if {value!r} is not a size, as in 256GiB")
-    return int(float(found[1]) * (GIB if found[2] == "GiB" else 10**9))
+    binary, decimal = _number(value, "GiB"), _number(value, "GB")
+    size = (binary or 0.0) * GIB + (decimal or 0.0) * 1e9
+    if not 1 <= size <= MOST_BYTES:
+        raise UsageError(
+            f"--what-if {_short(value)} is not a size up to {MOST_BYTES // GIB} GiB, as in 256GiB"
+        )
+    return int(size)
+
+
+def _number(value: str, unit: str) -> float | None:
+    """The number before a unit; None for anything else."""
+    number = value.removesuffix(unit).rstrip()
+    plain = value.endswith(unit) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", number)
+    return float(number) if plain else None
+
+
+def _short(value: str) -> str:
+    return repr(value if len(value) <= 40 else f"{value[:40]}...")

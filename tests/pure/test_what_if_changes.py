@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_planner_machines import GIB, consider, hardware
 
 from glm53ctl import drivers
@@ -54,11 +57,55 @@ def test_cores_and_vram():
         ("pcie=16", "a generation and a width"),
         ("cores=0", "a number of physical cores"),
         ("dram=fast", "a rate"),
+        ("ram=0GiB", "not a size"),
+        ("vram=0.0GB", "not a size"),
+        ("ram=65537GiB", "not a size up to 65536 GiB"),
+        (f"ram={'9' * 400}GiB", r"'9{40}\.\.\.' is not a size"),
+        ("ram=\u0662\u0665\u0666GiB", "not a size"),
+        ("ram=256", "not a size"),
+        ("pcie=5x0", "a generation and a width"),
+        ("pcie=5x3", "a generation and a width"),
+        ("pcie=5x16384", "a generation and a width"),
+        ("pcie=\u0664x16", "a generation and a width"),
+        ("cores=\u00b2", "a number of physical cores"),
+        ("cores=1.5", "a number of physical cores"),
+        ("cores=1025", "a number of physical cores up to 1024"),
+        (f"cores={'9' * 5000}", r"cores='9{40}\.\.\.': a number"),
+        ("dram=0GB/s", "a rate"),
+        ("dram=-1GB/s", "a rate"),
+        (f"dram={'9' * 400}GB/s", "a rate"),
+        ("ram=64GiB,ram=256GiB", "changes ram twice"),
+        ("", "not a part"),
+        (",", "not a part"),
     ],
 )
 def test_what_cannot_be_read_is_refused(text, message):
     with pytest.raises(UsageError, match=message):
         changed(hardware(256 * GIB, 24 * GIB), text)
+
+
+def one_of(*edges: str) -> st.SearchStrategy[str]:
+    return st.one_of(st.sampled_from(edges), st.text("0123456789.xGiB/s", max_size=9))
+
+
+@given(
+    gpu=st.sampled_from(tuple(CARDS)),
+    ram=one_of("0.000000001GiB", "1GB", "64 GiB", "65536GiB"),
+    vram=one_of("0.001GB", "5GiB", "9GiB", "65536GiB"),
+    pcie=one_of("1x1", "3x4", "6x16", "5x0"),
+    cores=one_of("1", "2", "1024"),
+    dram=one_of("0.1GB/s", "0.05GB/s", "100000GB/s"),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_machine_is_planned_or_refused(**parts: str):
+    machine = bare()
+    for key, value in parts.items():
+        with suppress(UsageError):
+            machine = changed(machine, f"{key}={value}")
+    for mode in ("auto", *Mode):
+        outcome = consider(machine, mode=mode)
+        for item in outcome.predictions:
+            assert 0 <= item.low_tokens_per_s <= item.high_tokens_per_s < float("inf")
 
 
 def test_a_gpu_change_needs_a_gpu():
