@@ -10,7 +10,7 @@ import json
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from glm53ctl.errors import UsageError
 
@@ -83,10 +83,13 @@ def from_json(text: str, source: str) -> Result:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        body: Any = json.loads(text)
-        found: object = body.get("schema")
-    except (ValueError, AttributeError, RecursionError) as err:
+        parsed: Any = json.loads(text)
+    except (ValueError, RecursionError) as err:
         raise UsageError(f"{source} is not a bench result: {err}") from err
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{source} is not a bench result: it is JSON, but no object")
+    body = cast("Facts", parsed)
+    found: object = body.get("schema")
     if found != SCHEMA:
         raise _of_another_kind(source, found, body.get("command"))
     try:
@@ -104,7 +107,7 @@ def _of_another_kind(source: str, schema: object, command: object) -> UsageError
     show = f"python3 -m json.tool {shlex.quote(source)}"
     if is_word and schema.startswith(f"{SCHEMA.split('/')[0]}/"):
         hint = f"another version of glm53ctl wrote it: show it with that one, or as it is: {show}"
-    elif isinstance(command, str):
+    elif isinstance(command, str) and command.strip():
         hint = f"these are the figures of `{' '.join(command.split())[:160]}`; read them as they are: {show}"
     else:
         hint = f"measure one: glm53ctl bench --out FILE; this file as it is: {show}"

@@ -20,6 +20,7 @@ OTHER_KINDS = {
     ),
     "another verb": ('{"schema": "glm53ctl.doctor/1"}', "has schema 'glm53ctl.doctor/1'", "glm53ctl bench --out FILE"),
     "no schema": ("{}", "names no schema", "glm53ctl bench --out FILE"),
+    "no command": ('{"command": " \\n"}', "names no schema", "measure one: glm53ctl bench --out FILE"),
     "no word": ('{"schema": [1], "command": {}}', "names no schema", "glm53ctl bench --out FILE"),
 }  # fmt: skip
 
@@ -33,6 +34,12 @@ def test_a_document_of_another_kind_is_named_with_what_to_run(kind: str):
     assert results.SCHEMA in refused.value.message
     assert way_out in (refused.value.hint or "")
     assert "python3 -m json.tool 'a file'" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("body", ["null", "[1]", '"glm53ctl.bench/1"', "1", "NaN", "true"])
+def test_json_that_is_no_document_is_said_in_words(body: str):
+    with pytest.raises(UsageError, match="a file is not a bench result: it is JSON, but no object"):
+        results.from_json(body, "a file")
 
 
 def test_every_recorded_measurement_is_a_result_or_says_what_it_is():
