@@ -43,7 +43,7 @@ def find_model(settings: Settings, paths: Paths) -> Model:
         if not is_incomplete(folder):
             return Model(_inspect(folder, FLASH_NAME), path=str(folder))
         return Model(FLASH, path=str(folder), present=False)
-    folder = _expanded(name)
+    folder = expanded(name)
     if "/" not in name and not _exists(folder):
         raise ArtifactError(
             f"there is no model {name!r}",
@@ -60,7 +60,7 @@ def named_folder(settings: Settings) -> Path | None:
     if settings.model in {TINY_NAME, FLASH_NAME}:
         return None
     try:
-        return _expanded(settings.model).resolve()
+        return expanded(settings.model).resolve()
     except (OSError, ValueError, RuntimeError) as err:
         raise ArtifactError(f"there is no directory {settings.model!r}: {err}") from err
 
@@ -103,7 +103,8 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
-def _expanded(name: str) -> Path:
+def expanded(name: str) -> Path:
+    """A directory as people write it, with `~`. Raises ArtifactError for a user who is not there."""
     try:
         return Path(name).expanduser()
     except RuntimeError as err:

@@ -21,11 +21,11 @@ def models(incomplete: str) -> list[str]:
     known = _starting(incomplete, ("glm-5.3-flash", "tiny"))
     if not incomplete.startswith(("/", ".", "~")):
         return known
-    path = Path(incomplete).expanduser()
-    parent, start = (path, "") if incomplete.endswith("/") else (path.parent, path.name)
     try:
+        path = Path(incomplete).expanduser()
+        parent, start = (path, "") if incomplete.endswith("/") else (path.parent, path.name)
         found = [item for item in parent.iterdir() if item.name.startswith(start) and item.is_dir()]
-    except OSError:
+    except (OSError, ValueError, RuntimeError):  # the last one: no such user
         return known
     return sorted(f"{item}/" for item in found)
 

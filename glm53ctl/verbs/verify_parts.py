@@ -29,12 +29,12 @@ class Subject:
 
 def subject(wanted: str | None, job: Job) -> Subject:
     """A name as `models list` shows it, a directory, or the downloaded model."""
-    from glm53ctl.model_source import FLASH_NAME, TINY_NAME
+    from glm53ctl.model_source import FLASH_NAME, TINY_NAME, expanded
     from glm53ctl.paths import tiny_checkpoint
 
     if wanted == TINY_NAME:
         return Subject(tiny_checkpoint(), "install glm53ctl again: this model is part of it")
-    folder = job.folder if wanted in {None, FLASH_NAME} else Path(str(wanted)).expanduser()
+    folder = job.folder if wanted in {None, FLASH_NAME} else expanded(str(wanted))
     if folder.resolve() == job.folder.resolve():
         return Subject(job.folder, _PULL_HINT)
     return Subject(folder, "copy these files again from where this checkpoint came from")

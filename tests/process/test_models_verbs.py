@@ -156,6 +156,12 @@ def test_verify_knows_the_bundled_model_and_says_what_helps(here, tmp_path):
     assert "models pull" not in err
 
 
+def test_verify_of_somebody_who_is_not_there_says_so(here):
+    code, out, err = here("models", "verify", "~nobody-here/m")
+    assert (code, out) == (7, "")
+    assert "there is no directory '~nobody-here/m'" in err
+
+
 def test_verify_finds_one_flipped_byte_and_pull_fetches_only_that_file(here, shell, hub):
     assert here("models", "pull", "--yes")[0] == 0
     with (shell.folder / WEIGHTS).open("r+b") as stream:

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,11 @@ def test_completion_is_quick(tmp_path, request, line):
         took.append(spent_s() - started)
     request.config.get_terminal_writer().line(f" completion: {min(took) * 1000:.0f} ms of CPU")
     assert min(took) < 0.5
+
+
+@pytest.mark.parametrize(
+    "typed", ["~nosuchuser/", "/nowhere/at/all", "/root/x\0y/", "/" + "a" * 5000, "./\udcff", "[*"]
+)
+@pytest.mark.parametrize("offer", [complete.models, complete.profiles, complete.gpus])
+def test_what_names_nothing_is_no_trouble(offer: Callable[[str], list[str]], typed: str):
+    assert set(offer(typed)) <= set(complete.models(""))
