@@ -124,17 +124,23 @@ def train(args: argparse.Namespace, shape: Shape, path: Path, started: float) ->
 
 def _hasten(trainer: Any, batch: Any, args: argparse.Namespace) -> None:
     """Compile and record what the arguments ask for; `batch` is tried, not learned."""
-    import torch
-
     if args.compile_cache and args.compile_cache.exists():
-        try:
-            torch.compiler.load_cache_artifacts(args.compile_cache.read_bytes())
-        except Exception as err:  # noqa: BLE001 - without it, compiling only takes longer
-            print(f"{args.compile_cache} is of no use: {type(err).__name__}: {err}", flush=True)
+        print(f"{args.compile_cache}: {_compiled_before(args.compile_cache)}", flush=True)
     if args.compile:
         trainer.compile(batch, args.seconds / 6)
     if args.graph and args.device == "cuda":
         trainer.record(batch)
+
+
+def _compiled_before(cache: Path) -> str:
+    """Take in pieces that another run compiled; returns what came of it."""
+    import torch
+
+    try:
+        found = torch.compiler.load_cache_artifacts(cache.read_bytes())
+    except Exception as err:  # noqa: BLE001 - without it, compiling only takes longer
+        return f"of no use: {type(err).__name__}: {err}"
+    return "of no use: no compiled pieces are in it" if found is None else "taken"
 
 
 def _tell(routing: list[Any]) -> None:

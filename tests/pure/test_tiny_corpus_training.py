@@ -410,3 +410,13 @@ def test_a_saved_checkpoint_loads_and_differs_from_its_own_panel_by_nothing(
     monkeypatch.setattr(sys, "argv", ["dense_kl", str(trained), str(panel)])
     assert dense_kl.main() == 0
     assert "30 positions: mean KL 0.0000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", bytes(100), b"\xff" * 5000, None])
+def test_a_cache_of_compiled_pieces_that_is_broken_is_of_no_use(tmp_path, content):
+    cache = tmp_path / "pieces"
+    if content is None:
+        cache.mkdir()
+    else:
+        cache.write_bytes(content)
+    assert train_tiny._compiled_before(cache).startswith("of no use: ")
