@@ -78,3 +78,38 @@ def test_a_pause_is_no_slow_step() -> None:
         pace.step(now_s)
         now_s += 0.02
     assert max(pace.took_s.values()) < 0.03
+
+
+@given(
+    st.integers(-9, 9),
+    st.lists(
+        st.one_of(
+            st.just(None), st.sampled_from([0.0, 0.0, 1e-9, 0.03, 60.0, 1e9]), st.floats(0, 1)
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_no_clock_leads_it_astray(
+    start: int, pattern: list[float | None], chance: random.Random
+) -> None:
+    """Clocks that stand still, that leap, and pauses (None) at any moment."""
+    pace, now_s = Pace(start), 0.0
+    for _ in range(20 * WINDOW):
+        took_s = chance.choice(pattern)
+        if took_s is None:
+            pace.pause()
+        else:
+            now_s += took_s
+        limit = pace.step(now_s)
+        assert 0 <= limit <= MOST
+        assert 0 <= pace.best <= MOST
+        assert all(took_s >= 0 for took_s in pace.took_s.values())
+    assert not pace.took_s or pace.best in pace.took_s
+
+
+def test_a_clock_that_stands_still_changes_nothing() -> None:
+    pace = Pace(2)
+    run(pace, lambda _: 0.0, 50 * WINDOW)
+    assert pace.best == 2
