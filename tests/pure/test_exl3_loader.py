@@ -79,9 +79,10 @@ def test_layers_behind_the_last_one_are_not_ours() -> None:
     assert fewer.layers == every.layers[:-1]
 
 
-def test_a_missing_expert_is_refused() -> None:
-    with pytest.raises(UnsupportedExllamav3, match="some are missing"):
-        loader_of(Stc(without="experts.3.up_proj")).layout()
+@pytest.mark.parametrize("missing", ["experts.3.up_proj", "up_proj", ".experts."])
+def test_missing_experts_are_refused(missing: str) -> None:
+    with pytest.raises(UnsupportedExllamav3, match="are missing"):
+        loader_of(Stc(without=missing)).layout()
 
 
 def test_the_arena_gets_the_files_bytes() -> None:

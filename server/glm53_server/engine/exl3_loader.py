@@ -55,13 +55,11 @@ class ExpertLoader:
         sizes = {part: set() for part in range(3)}
         for (_, _, part), key in self.keys.items():
             sizes[part].add(self._stc.get_tensor_size(key))
-        experts = max(expert for _, expert, _ in self.keys) + 1
+        experts = max((expert for _, expert, _ in self.keys), default=-1) + 1
         if any(len(s) != 1 for s in sizes.values()) or len(self.keys) != 3 * experts * len(
             self.layers
         ):
-            raise UnsupportedExllamav3(
-                ["experts of this checkpoint differ in size or some are missing"]
-            )
+            raise UnsupportedExllamav3(["experts of this checkpoint differ in size or are missing"])
         gate, up, down = (next(iter(sizes[part])) for part in range(3))
         return RecordLayout(len(self.layers), experts, gate, up, down)
 
