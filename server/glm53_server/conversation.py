@@ -142,7 +142,9 @@ def _pieces(body: ChatRequest) -> list[PromptPiece]:
         raise unsupported("chat_template_kwargs", f"unknown template variable {name[:40]!r}")
     messages = normalise_messages(body.messages)
     effort = _effort(body)
-    thinking = options.enable_thinking is not False and options.thinking is not False
+    # A variable of the template is more explicit than the field of the same name beside it.
+    enabled = body.enable_thinking if options.enable_thinking is None else options.enable_thinking
+    thinking = enabled is not False and options.thinking is not False
     disabled = body.thinking is not None and body.thinking.type == "disabled"
     return render(
         messages,

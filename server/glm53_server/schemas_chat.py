@@ -106,6 +106,7 @@ class ChatRequest(SamplingFields, GuidedFields):
     thinking: ThinkingOptions | None = None
     include_reasoning: StrictBool | None = None
     separate_reasoning: StrictBool | None = None
+    enable_thinking: StrictBool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     add_generation_prompt: StrictBool | None = None
     continue_final_message: StrictBool | None = None

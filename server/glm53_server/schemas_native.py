@@ -85,6 +85,7 @@ class TokenizeRequest(Request):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10000)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=256)] | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    enable_thinking: StrictBool | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: StrictBool | None = None
     parse_special: StrictBool | None = None

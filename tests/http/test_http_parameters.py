@@ -115,6 +115,9 @@ def test_defaults_and_absent_values(app):
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"clear_thinking": "no"}}, "chat_template_kwargs.clear_thinking"),
+        ({"enable_thinking": "false"}, "enable_thinking"),
+        ({"enable_thinking": 0}, "enable_thinking"),
+        ({"enable_thinking": {}}, "enable_thinking"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -331,10 +334,53 @@ def test_reasoning_effort_and_thinking_switches(app):
         for fields in (
             {"reasoning_effort": "none"},
             {"chat_template_kwargs": {"enable_thinking": False}},
+            {"enable_thinking": False},
             {"thinking": {"type": "disabled"}},
         ):
             assert (await prompt(**fields)).endswith("<|assistant|><think></think>")
         assert (await prompt()).endswith("<|assistant|><think>")
         assert (await prompt(add_generation_prompt=False)).endswith("Hi")
+
+    run(ask())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("beside", "in_template", "thinks"),
+    [
+        (None, None, True),
+        (True, None, True),
+        (False, None, False),
+        (None, False, False),
+        (False, True, True),
+        (True, False, False),
+    ],
+)
+def test_the_template_s_own_variable_outranks_the_field_beside_it(
+    app, beside, in_template, thinks, stream
+):
+    """Also in `/tokenize`, so that what is counted is what is sent."""
+    fields = {
+        "enable_thinking": beside,
+        "chat_template_kwargs": {"enable_thinking": in_template},
+    }
+    app.say("words</think>more" if thinks else "more")
+
+    async def ask():
+        response = await app.chat(stream=stream, **fields)
+        assert response.status_code == 200
+        if stream:
+            (choice,), _ = chat_stream(response.text)
+            content, reasoning = choice.content, choice.reasoning
+        else:
+            message = response.json()["choices"][0]["message"]
+            content, reasoning = message["content"], message.get("reasoning_content")
+        assert (content, reasoning or "") == ("more", "words" if thinks else "")
+        ids = app.last.prompt_ids
+        tail = "<think>" if thinks else "<think></think>"
+        assert app.tokenizer.decode(ids).endswith(f"<|assistant|>{tail}")
+        messages = [{"role": "user", "content": "Hi"}]
+        counted = await app.post("/tokenize", {"messages": messages, **fields})
+        assert counted.json()["tokens"] == list(ids)
 
     run(ask())

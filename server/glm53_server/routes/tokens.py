@@ -56,7 +56,13 @@ async def _ids(service: Service, body: TokenizeRequest) -> tuple[int, ...]:
     texts = [text for text in (body.prompt, body.text, body.content) if text is not None]
     if body.messages is not None and not texts:
         normalise_tools(body.tools or ())
-        shared = {"messages", "tools", "chat_template_kwargs", "reasoning_effort"}
+        shared = {
+            "messages",
+            "tools",
+            "chat_template_kwargs",
+            "enable_thinking",
+            "reasoning_effort",
+        }
         chat = ChatRequest.model_construct(
             **{name: getattr(body, name) for name in shared},
             add_generation_prompt=body.add_generation_prompt,
