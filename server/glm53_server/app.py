@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,7 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     service: Service = app.state.service
     service.begin_drain()
-    await service.engine.close()
+    await asyncio.gather(service.engine.close(), return_exceptions=True)  # serve() tells it
 
 
 def _access(plan: Plan) -> Access:

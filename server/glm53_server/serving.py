@@ -7,7 +7,6 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from types import FrameType
 
@@ -19,6 +18,8 @@ from glm53_server.http_protocol import HEAD_BYTES, DeadlineProtocol
 from glm53_server.service import Service
 from glm53ctl.errors import ChildExit
 from glm53ctl.plan import Plan
+
+log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 120  # longer than the idle connections clients like to reuse
 _CLOSE_S = 5.0  # after the drain: streams get their last event, the engine joins its threads
@@ -60,8 +61,14 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         guard.cancel()
-        with suppress(TimeoutError):
+        try:
             await asyncio.wait_for(engine.close(), _CLOSE_S)
+        except TimeoutError:
+            pass
+        except Exception as err:
+            if not server.lost:
+                raise
+            log.warning("the lost engine could not be given back: %s", err)
     return ChildExit.ENGINE_LOST if server.lost else ChildExit.OK
 
 
@@ -118,6 +125,6 @@ async def _guard(server: _Server, service: Service, drain_s: float) -> None:
         elif service.engine.state is EngineState.LOST:
             server.lost = server.should_exit = True
             left_s = 0.0
-    await service.engine.close()
+    await asyncio.gather(service.engine.close(), return_exceptions=True)  # serve() tells it
     await asyncio.sleep(_LAST_WORDS_S)
     server.force_exit = True  # what still hangs on now is cut
