@@ -1,7 +1,6 @@
 """Doctor: every check, each in its own guard. Changes nothing; always gives an answer; never raises.
 
-Only a UsageError of the settings themselves is left to the caller: with broken settings there is no
-question to answer.
+Only a UsageError of the flags is left to the caller: with them there is no question to answer.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def examine(
     skip: Sequence[str] = (),
     quick: bool = True,
 ) -> Report:
-    """Run the checks. Raises UsageError for settings that cannot be read and unknown check ids."""
+    """Run the checks. Raises UsageError for wrong flags and unknown check ids."""
     started = time.monotonic()
     specs = chosen(only, skip)
     measured = any(spec.id in _READ_RATES for spec in specs)
@@ -98,7 +97,7 @@ def examine(
 
 def look_at(options: choose.PlanOptions, system: System, *, quick: bool = True) -> Context:
     """Read everything the checks need. A checkpoint or a plan that fails becomes part of the answer."""
-    profile = profiles.load(
+    profile = profiles.load_anyway(
         options.flags(),
         environ=system.environ,
         profile=options.profile,

@@ -40,7 +40,7 @@ def environment() -> Iterator[str]:
 def files() -> Iterator[str]:
     """Where things are for this user, with these settings."""
     environ = Environ.current()
-    found: Paths = profile.paths_for(profile.load({}, environ=environ), environ)
+    found: Paths = profile.paths_for(profile.load_anyway({}, environ=environ), environ)
     yield "files"
     yield from columns(
         [

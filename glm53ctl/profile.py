@@ -6,9 +6,11 @@ bad values anywhere are UsageErrors that name the place; unknown GLM53_ names ar
 
 from __future__ import annotations
 
+import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from glm53ctl.errors import UsageError
 from glm53ctl.paths import Paths, profiles_dir, user_paths
 
 DEFAULT_PROFILE = "auto"
+_PLACES = ("instance", "paths.root")  # what tells where a running instance keeps its files
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Profile:
     warnings: tuple[str, ...] = ()
     name: str = DEFAULT_PROFILE
     key_in_environment: bool = False  # GLM53_API_KEY is set; its value stays there
+    problem: UsageError | None = None  # of `load_anyway`: why most settings are defaults
 
     def origin(self, key: str) -> str:
         """Text for a plan's Choice: "environment: GLM53_PORT"."""
@@ -84,6 +88,51 @@ def load(
     return Profile(settings, origins, tuple(_warnings(environ)), name, has_key)
 
 
+def load_anyway(
+    flags: Mapping[str, object | None],
+    *,
+    environ: Environ,
+    profile: str | None = None,
+    spelled: Mapping[str, str] | None = None,
+) -> Profile:
+    """As `load`, for what must work with settings that cannot be read: stopping a server, doctor.
+
+    Then everything but the flags and the places of files is at its default, and `problem` says why.
+    Raises UsageError for wrong flags only.
+    """
+    try:
+        return load(flags, environ=environ, profile=profile, spelled=spelled)
+    except UsageError as err:
+        problem = err
+    by_key = {row.key: row for row in rows()}
+    kept = _places_in(user_paths(environ).config_file)
+    for row, name in environ.settings():
+        if row.key in _PLACES:
+            kept[row.key] = environ.values[name]
+    values = {by_key[key].env: value for key, value in kept.items()}
+    bare = Environ({**values, "GLM53_CONFIG": "/dev/null"})
+    return replace(load(flags, environ=bare, profile=profile, spelled=spelled), problem=problem)
+
+
+def _places_in(file: Path) -> dict[str, str]:
+    """The places that a damaged file names, each in a line that can still be read."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for key in _PLACES:
+        number = line_of(key, text)
+        try:
+            line = tomllib.loads(text.splitlines()[number - 1]) if number else {}
+        except tomllib.TOMLDecodeError:
+            continue
+        value = next((value for _, value in flatten(line)), None)
+        if isinstance(value, str) and value.strip():
+            found[key] = value
+    return found
+
+
 def paths_for(profile: Profile, environ: Environ) -> Paths:
     """The directories these settings ask for."""
     settings = profile.settings
@@ -129,23 +178,41 @@ def profile_file(name: str) -> Path:
     )
 
 
-def _from_file(path: Path, layer: str) -> _FileLayer:
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """Text and content of a file of settings; both empty without one.
+
+    Raises UsageError, naming file and line, for one that cannot be parsed.
+    """
+    way_out = (
+        f"repair it, or start anew: mv {shlex.quote(str(path))} {shlex.quote(f'{path}.broken')}"
+    )
+    text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except FileNotFoundError:
-        return ()
+        return "", {}
     except tomllib.TOMLDecodeError as err:
-        raise UsageError(f"{path}: {err}", hint="the file is not valid TOML") from err
+        reason, _, place = str(err).partition(" (at ")
+        number = re.match(r"line (\d+)", place)
+        line = int(number[1]) if number else max(1, len(text.splitlines()))
+        reason = reason[:1].lower() + reason[1:]
+        raise UsageError(
+            f"{path}:{line}: not valid TOML: {reason}", hint=way_out, error_id="CFG-005"
+        ) from err
     except (OSError, UnicodeDecodeError, RecursionError) as err:
-        raise UsageError(f"cannot read {path}: {err}") from err
+        raise UsageError(f"cannot read {path}: {err}", hint=way_out, error_id="CFG-005") from err
+
+
+def _from_file(path: Path, layer: str) -> _FileLayer:
+    text, document = read_toml(path)
 
     def where(key: str) -> str:
         return f"{path}:{line_of(key, text) or 1}"
 
     return tuple(
         (find_row(key, where=where(key)), value, Origin(layer, where(key)))
-        for key, value in _flatten(document)
+        for key, value in flatten(document)
     )
 
 
@@ -161,10 +228,11 @@ def _origins(
     return found | {row.key: Origin("flag", f"--{flag}") for row, flag in flags}
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value of nested tables with its key, dotted."""
     for name, value in table.items():
         if isinstance(value, dict):
-            yield from _flatten(cast("dict[str, Any]", value), f"{prefix}{name}.")
+            yield from flatten(cast("dict[str, Any]", value), f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

@@ -41,7 +41,14 @@ def owner(context: Context) -> Finding:
 
 
 def settings(context: Context) -> Finding:
-    warnings = context.profile.warnings
+    problem, warnings = context.profile.problem, context.profile.warnings
+    if problem:
+        return Finding(
+            Status.FAIL,
+            problem.message,
+            required="settings that can be read; the checks below are for the defaults",
+            fix=Fix(problem.hint or "correct it"),
+        )
     if warnings:
         return Finding(
             Status.WARN,

@@ -58,7 +58,7 @@ def instances(incomplete: str) -> list[str]:
 
     environ = Environ.current()
     try:
-        paths = profile.paths_for(profile.load({}, environ=environ), environ)
+        paths = profile.paths_for(profile.load_anyway({}, environ=environ), environ)
     except Glm53Error:
         return []
     return _starting(incomplete, (file.parent.name for file in paths.state_dir.glob("*/plan.json")))

@@ -82,8 +82,11 @@ def _edit(key: str, value: str | None) -> None:
     from glm53ctl.paths import user_paths
 
     file = user_paths(Environ.current()).config_file
-    config_edit.set_value(file, key, value)
-    render.say(f"{key} {'removed from' if value is None else 'set in'} {file}")
+    changed = config_edit.set_value(file, key, value)
+    if value is None:
+        render.say(f"{key} {'removed from' if changed else 'is not set in'} {file}")
+    else:
+        render.say(f"{key} set in {file}")
 
 
 @app.command()

@@ -95,7 +95,7 @@ def _is_generating() -> bool:
     from glm53ctl.supervisor.access import auth_headers
     from glm53ctl.verbs.operate import named_instance
 
-    instance = named_instance(None)
+    instance = named_instance(None, quiet=True)
     try:
         record, running = client.current(instance)
         if record is None or not running or record["phase"] != "ready":
@@ -116,7 +116,7 @@ def _running_model() -> str | None:
     from glm53ctl.asked_model import running_model
     from glm53ctl.verbs.operate import named_instance
 
-    instance = named_instance(None)
+    instance = named_instance(None, quiet=True)
     found = running_model(instance)
     if found is not None:
         render.say(f"for the model of the running instance {instance.name!r}: {found}")

@@ -16,13 +16,21 @@ DrainOption = Annotated[
 ]
 
 
-def named_instance(name: str | None) -> Instance:
-    """The instance of a flag, or else of the settings."""
-    from glm53ctl import profile, starting
+def named_instance(name: str | None, *, quiet: bool = False) -> Instance:
+    """The instance of a flag, or else of the settings.
+
+    Settings that cannot be read are a warning (`quiet`: not even that): a server that runs must be
+    seen and stopped all the same.
+    """
+    from glm53ctl import profile, render, starting
     from glm53ctl.env import Environ
 
     environ = Environ.current()
-    found = profile.load({"instance": name}, environ=environ)
+    found = profile.load_anyway({"instance": name}, environ=environ)
+    if found.problem and not quiet:
+        render.warn(f"{found.problem.message}; going on without these settings")
+        if found.problem.hint:
+            render.say(f"  hint  {found.problem.hint}")
     return starting.find_instance(profile.paths_for(found, environ), found.settings.instance)
 
 

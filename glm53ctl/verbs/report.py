@@ -44,7 +44,7 @@ def report(
 
     environ = Environ.current()
     found = named_instance(instance)
-    paths = profile.paths_for(profile.load({}, environ=environ), environ)
+    paths = profile.paths_for(profile.load_anyway({}, environ=environ), environ)
     bundle = collect(
         found, environ, this_system(environ), state_dir=paths.state_dir, with_bench=bench
     )

@@ -151,7 +151,7 @@ def _ceilings(instance: Instance) -> Measured:
     planned, environ = starting.running_plan(instance).gpu, Environ.current()
     hardware = machine.probe(this_system(environ))
     gpu = next((gpu for gpu in hardware.gpus if planned and gpu.uuid == planned.uuid), None)
-    folder = profile.paths_for(profile.load({}, environ=environ), environ).cache_dir
+    folder = profile.paths_for(profile.load_anyway({}, environ=environ), environ).cache_dir
     return known_rates.recalled(hardware, gpu, folder, today=known_rates.utc_today()).measured
 
 

@@ -53,8 +53,52 @@ def test_a_new_key_goes_into_its_section_and_comments_stay(file):
 def test_a_key_can_be_removed_and_a_top_level_one_set(file):
     set_value(file, "listen.port", None)
     set_value(file, "instance", "second")
-    assert tomllib.loads(file.read_text()) == {"instance": "second", "mode": "fast", "listen": {}}
-    set_value(file, "listen.port", None)
+    assert tomllib.loads(file.read_text()) == {"instance": "second", "mode": "fast"}
+    assert "# the router forwards this" in file.read_text()
+    assert not set_value(file, "listen.port", None)
+
+
+def test_what_set_adds_unset_takes_away(file):
+    before = file.read_text()
+    for key, value in (("listen.host", "::1"), ("cpu.threads", "3"), ("vram.stage_gib", "2")):
+        assert set_value(file, key, value)
+    for key in ("cpu.threads", "listen.host", "vram.stage_gib"):
+        assert set_value(file, key, None)
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [("garbage = [\n", 1), ("mode = 'fast'\n[listen\nport = 1\n", 2), ("[listen]\nport =\n", 2),
+     ("a = 1\na = 2\n", 2), ('x = """\n\n', 2)],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["8080", None])
+def test_a_file_that_cannot_be_parsed_is_not_touched(file, text, place, value):
+    file.write_text(text)
+    with pytest.raises(UsageError, match="not valid TOML") as caught:
+        set_value(file, "listen.port", value)
+    assert caught.value.message.startswith(f"{file}:{place}: ")
+    assert caught.value.error_id == "CFG-005"
+    assert f"mv {file} {file}.broken" in str(caught.value.hint)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("listen = {port = 1}\n", "listen.port"), ("[doctor]\nignore = [\n 'GPU-001',\n]\n", "doctor.ignore"),
+     ("[model]\nserved_name = \"\"\"\nname = 1\n\"\"\"\n", "model.name")],
+)  # fmt: skip
+def test_a_spelling_that_lines_cannot_change_is_refused_not_broken(file, text, key):
+    file.write_text(text)
+    with pytest.raises(UsageError, match="only an editor can change"):
+        set_value(file, key, "7")
+    assert file.read_text() == text
+
+
+def test_a_header_is_found_in_any_spelling(file):
+    file.write_text("[ listen ]  # mine\nport = 1\n")
+    set_value(file, "listen.host", "::1")
+    assert tomllib.loads(file.read_text()) == {"listen": {"port": 1, "host": "::1"}}
 
 
 def test_the_file_is_made_for_its_owner_alone(tmp_path):

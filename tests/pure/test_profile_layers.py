@@ -148,7 +148,7 @@ def test_an_unknown_key_is_refused_with_file_line_and_guess(home):
 
 def test_D06_a_broken_file_is_an_error_with_its_place_and_never_defaults(home):
     user_file(home, "[listen\nport = 1\n")
-    with pytest.raises(UsageError, match=r"config\.toml: .*line 1"):
+    with pytest.raises(UsageError, match=r"config\.toml:1: not valid TOML: "):
         profile.load({}, environ=environ(home))
     user_file(home, "x = " + "[" * 5000 + "]" * 5000)
     with pytest.raises(UsageError, match=r"cannot read .*config\.toml"):
