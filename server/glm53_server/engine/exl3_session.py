@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from glm53_server.engine.exl3_results import Running, streaming_events
 from glm53_server.engine.exl3_sampler import make_sampler
 from glm53_server.engine.exl3_scores import prompt_scores
 from glm53_server.engine.exl3_stats import tier_stats
+from glm53_server.engine.exl3_tiers import give_back
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.pressure import is_out_of_memory, make_room, take_back
 
@@ -53,9 +54,8 @@ class Session:
         self._running: dict[str, Running] = {}
         self._nan = torch.zeros(1, dtype=torch.bool, device=loaded.device)
         self._stats_at = 0.0
-        self.tier_stats: dict[str, object] | None = (
-            None  # a snapshot, refreshed on the engine thread
-        )
+        # A snapshot, refreshed on the engine thread.
+        self.tier_stats: dict[str, object] | None = None
         self._forward = loaded.model.forward
         loaded.model.forward = self._guarded_forward
         watch_residual(loaded, self._nan)
@@ -259,27 +259,20 @@ class Session:
         self._generator = self._new_generator()
 
     def close(self) -> None:
-        """Give everything back. The engine thread has ended."""
-        self._running.clear()
-        self._generator.clear_queue()
-        torch.cuda.synchronize(self.loaded.device)
-        detach(self.loaded)
-        if self.tiers is not None and self.tiers.heat_file is not None:
-            try:
-                self.tiers.residency.save_heat(self.tiers.heat_file)
-            except OSError as err:
-                log.warning("the cache's heat was not saved: %s", err)
-        if self.tiers is not None and self.tiers.lookahead is not None:
-            self.tiers.lookahead.close()
-        if (
-            self.tiers is not None
-            and self.tiers.cpu_lane is not None
-            and not self.tiers.cpu_lane.close()
-        ):
-            log.warning("a thread of the CPU tier never came back; its memory stays until the end")
-        self.loaded.model.unload()
-        if self.loaded.arena is not None:
-            self.loaded.arena.close()
+        """Give everything back. The engine thread has ended. Raises what a lost device says, when our own
+        threads have ended too: they read memory that goes with this object.
+        """
+        loaded = self.loaded
+        with ExitStack() as left:  # from the last to the first, whatever one of them meets
+            if loaded.arena is not None:
+                left.callback(loaded.arena.close)
+            left.callback(loaded.model.unload)
+            if self.tiers is not None:
+                give_back(self.tiers, left)
+            left.callback(detach, loaded)
+            left.callback(torch.cuda.synchronize, loaded.device)
+            self._running.clear()
+            self._generator.clear_queue()
 
     @torch.inference_mode()
     def score(self, request: GenRequest) -> PromptScores:

@@ -1,7 +1,9 @@
-"""Size the expert cache from measured free VRAM and build the tiers of a loaded model."""
+"""Size the expert cache from measured free VRAM, build the tiers of a loaded model, and end them."""
 
 from __future__ import annotations
 
+import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +30,8 @@ from glm53_server.moe.routing_trace import RoutingTrace
 from glm53_server.moe.slots import SlotMemory, plan_slots
 from glm53_server.moe.split import SplitState, balanced
 from glm53ctl.plan import CpuTierPlan
+
+log = logging.getLogger(__name__)
 
 STAGE_ROWS = 256  # prefill chunks below this read missing experts in place
 
@@ -121,3 +125,25 @@ def set_split(lane: CpuLane, residency: Residency, tier: CpuTierPlan) -> None:
     if tier.bandwidth_bytes_per_s is not None:
         costs = replace(costs, cpu_s=residency.layout.record_bytes / tier.bandwidth_bytes_per_s)
     lane.split = SplitState(costs, *balanced(costs), frozen=tier.frozen_split)
+
+
+def give_back(tiers: ExpertTiers, left: ExitStack) -> None:
+    """Have `left` end the threads of the tiers, after it has saved what is warm."""
+    if tiers.cpu_lane is not None:
+        left.callback(_close_lane, tiers.cpu_lane)
+    if tiers.lookahead is not None:
+        left.callback(tiers.lookahead.close)
+    if tiers.heat_file is not None:
+        left.callback(_save_heat, tiers.residency, tiers.heat_file)
+
+
+def _save_heat(residency: Residency, file: Path) -> None:
+    try:
+        residency.save_heat(file)
+    except OSError as err:
+        log.warning("the cache's heat was not saved: %s", err)
+
+
+def _close_lane(lane: CpuLane) -> None:
+    if not lane.close():
+        log.warning("a thread of the CPU tier never came back; its memory stays until the end")

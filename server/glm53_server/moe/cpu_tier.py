@@ -213,9 +213,9 @@ class CpuLane:
         may touch is kept for good.
         """
         ended = self._tier.close()
-        self._cuda.host_unregister(self._mailbox)
         if not ended:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        self._cuda.host_unregister(self._mailbox)
         return ended
 
 
