@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -185,6 +186,23 @@ def test_no_two_changes_of_residency_run_beside_each_other(card: Card, seed: int
     assert {"settle", "guess 1"} <= set(card.work)
     ahead.close()
     assert card.alive == 0
+
+
+def test_one_that_nobody_closes_ends_its_thread_before_its_memory_goes(card: Card) -> None:
+    ahead = ahead_of(card, 1)
+    forward(ahead, card, 1)
+    assert card.alive == 2, "the thread and the registered memory"
+    del ahead
+    gc.collect()
+    assert card.alive == 0
+
+
+def test_it_is_closed_once(card: Card) -> None:
+    ahead = ahead_of(card, 1)
+    ahead.close()
+    ahead.close()
+    assert card.alive == 0
+    assert ahead._residency.state.copy_box == 0
 
 
 def test_layers_are_guessed_one_ahead_and_none_behind_the_last(card: Card) -> None:

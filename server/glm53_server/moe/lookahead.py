@@ -16,11 +16,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
 
-from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, StepStruct
+from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, CudaKernels, StepStruct
 from glm53_server.moe.pace import Pace
 from glm53_server.moe.residency import Residency
 
@@ -47,13 +48,15 @@ class Lookahead:
         self._kernels = residency.kernels
         self._stream = torch.cuda.Stream(residency.device)
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
-        self._map = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
-        self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        residency.state.copy_box = self._kernels.host_register(self._box, len(self._map))
+        area = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
+        box = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        residency.state.copy_box = self._kernels.host_register(box, len(area))
         self._sequence = 0
         self._deciding = False  # a decision was enqueued that no step has waited for
         self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
-        self._copier = self._kernels.copier_create(self._box, residency.layout.record_bytes)
+        self._copier = self._kernels.copier_create(box, residency.layout.record_bytes)
+        # Also when nobody closes this object: its thread reads the area as long as it lives.
+        self._ender = weakref.finalize(self, _end, self._kernels, self._copier, box, area)
 
     def new_pass(self, rows: int) -> None:
         """A forward pass begins: take in what a broken-off pass left behind, and set the pace of a decode
@@ -124,7 +127,13 @@ class Lookahead:
         self._kernels.cache_step(self._residency.state, step, self._stream.cuda_stream)
 
     def close(self) -> None:
-        """End the copy thread. The GPU must have no step in flight."""
+        """End the copy thread. The GPU must have no step in flight. Idempotent."""
         self._residency.state.copy_box = 0
-        self._kernels.copier_destroy(self._copier)
-        self._kernels.host_unregister(self._box)
+        self._ender()
+
+
+def _end(kernels: CudaKernels, copier: int, box: int, area: mmap.mmap) -> None:
+    """The area stays until the thread has ended, whatever the device says."""
+    kernels.copier_destroy(copier)
+    kernels.host_unregister(box)
+    del area
