@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from glm53ctl.drivers import capability_by_name
 from glm53ctl.env import GIB, nearest
 from glm53ctl.errors import UsageError
-from glm53ctl.hardware import Gpu, Link
+from glm53ctl.hardware import Gpu, Hardware, Link
+from glm53ctl.words import counted
 
 NOT_HERE = "GPU-what-if"  # where a card that is here has its UUID
 DRIVER_BYTES = 640 << 20  # of an idle card's memory; 0.6 GiB on an H200
@@ -80,12 +81,15 @@ def assumed_gpu(card: Card) -> Gpu:
     )
 
 
-def assumptions(gpus: tuple[Gpu, ...]) -> list[str]:
-    """A line for each card that is not here: where its numbers come from."""
+def assumptions(hardware: Hardware) -> list[str]:
+    """A line for each card that is not here: where its numbers come from, and those of the rest."""
+    cores = counted(hardware.cpu.usable_cores, "core")
+    rest = f"{cores} and {hardware.ram.total_bytes / GIB:.1f} GiB of RAM"
     return [
         f"{gpu.name} is not here: {(gpu.total_bytes or 0) / GIB:.1f} GiB of VRAM, "
-        f"{_slot(gpu.link)} and a driver that is new enough are assumed, nothing of it is measured"
-        for gpu in gpus
+        f"{_slot(gpu.link)} and a driver that is new enough are assumed, nothing of it is measured; "
+        f"beside it {rest}, this machine's unless cores= or ram= says otherwise"
+        for gpu in hardware.gpus
         if gpu.uuid == NOT_HERE
     ]
 

@@ -21,6 +21,8 @@ from glm53ctl.planner import Model, Outcome, consider
 from glm53ctl.probes import machine
 from glm53ctl.probes.system import System, this_system
 
+_NO_SETTINGS = frozenset({"profile", "sets", "model_of"})
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
@@ -41,19 +43,21 @@ class PlanOptions:
     load_format: str | None = None
     profile: str | None = None  # a profile's name or file, not a setting itself
     sets: Sequence[str] | None = None  # --set KEY=VALUE, any setting by its key
+    model_of: str | None = None  # whose model it is, where no flag named one
 
     def flags(self) -> dict[str, object | None]:
         """Settings fields by name, for `profile.load`. Raises UsageError for an unknown --set key."""
-        names = (name for name in self.__slots__ if name not in {"profile", "sets"})
+        names = (name for name in self.__slots__ if name not in _NO_SETTINGS)
         given: dict[str, object | None] = {name: getattr(self, name) for name in names}
         return given | dict(profiles.parse_set(text) for text in self.sets or ())
 
     def spelled(self) -> dict[str, str]:
-        """How --set wrote what it sets, by field name."""
-        return {
+        """What gave a setting that has no flag of its name: --set, or another server."""
+        by_set = {
             profiles.parse_set(text)[0]: f"--set {text.partition('=')[0].strip()}"
             for text in self.sets or ()
         }
+        return ({"model": self.model_of} if self.model_of else {}) | by_set
 
 
 @dataclass(frozen=True, slots=True)

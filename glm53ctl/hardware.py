@@ -82,6 +82,7 @@ class Ram:
     transparent_hugepages: str | None = None
     limits: tuple[MemoryLimit, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    owner: str = "this machine"  # whose total it is; another one's under --what-if
 
     @property
     def usable_bytes(self) -> int:
@@ -94,10 +95,10 @@ class Ram:
 
     @property
     def limiter(self) -> str:
-        """What binds `usable_bytes`: "this machine" or the path of a cgroup."""
+        """What binds `usable_bytes`: "this machine", another `owner` or the path of a cgroup."""
         host = self.available_bytes + self.zfs_evictable_bytes
         tightest = min(self.limits, key=lambda limit: limit.headroom_bytes, default=None)
-        return tightest.path if tightest and tightest.headroom_bytes < host else "this machine"
+        return tightest.path if tightest and tightest.headroom_bytes < host else self.owner
 
 
 @dataclass(frozen=True, slots=True)

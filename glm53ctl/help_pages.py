@@ -14,7 +14,10 @@ MODES = (
     ("fast", "GPU and CPU share the experts that VRAM cannot hold. One copy in RAM; needs AVX2."),
     ("exact", "GPU arithmetic only, bit-identical to stock exllamav3. One copy in pinned RAM."),
     ("cpu", "No GPU: the whole model on the CPU. Meant for small checkpoints such as tiny."),
-    ("auto", "fast, exact or cpu: the first that fits, exact where it is predicted to be faster."),
+    (
+        "auto",
+        "fast, exact or cpu: the first that fits, exact where it is predicted to be no slower.",
+    ),
 )
 
 

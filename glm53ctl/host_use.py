@@ -11,6 +11,7 @@ from glm53ctl.env import Environ
 from glm53ctl.plan import Plan
 from glm53ctl.render import gib
 from glm53ctl.supervisor.state import session_members
+from glm53ctl.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _gpu(plan: Plan, environ: Environ) -> dict[str, Any]:
 def lines(use: HostUse) -> Iterator[str]:
     """What `status` shows of it."""
     yield (
-        f"  RAM      {gib(use.ram_ours_bytes)} ours in {use.threads} threads, "
+        f"  RAM      {gib(use.ram_ours_bytes)} ours in {counted(use.threads, 'thread')}, "
         f"{gib(use.ram_available_bytes)} available"
     )
     if use.vram_used_bytes is not None and use.vram_total_bytes is not None:

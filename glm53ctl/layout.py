@@ -8,6 +8,7 @@ from glm53ctl.errors import UsageError
 from glm53ctl.hardware import Cpu
 from glm53ctl.plan import Choice, CpuPlan
 from glm53ctl.profile import Profile
+from glm53ctl.words import counted
 
 MANY_CORES = 8
 
@@ -22,7 +23,8 @@ def cpu_layout(cpu: Cpu, settings: Settings, *, feeds_gpu: bool) -> CpuPlan:
     if settings.tier_threads is not None:
         if not 1 <= settings.tier_threads <= len(cpus):
             raise UsageError(
-                f"{settings.tier_threads} threads asked for, {len(cpus)} CPUs to run them on",
+                f"{counted(settings.tier_threads, 'thread')} asked for, "
+                f"{counted(len(cpus), 'CPU')} to run them on",
                 hint="one thread per CPU of GLM53_CT_CPUS, or per physical core when that is auto",
             )
         threads = settings.tier_threads
@@ -35,9 +37,9 @@ def cpu_layout(cpu: Cpu, settings: Settings, *, feeds_gpu: bool) -> CpuPlan:
 
 def core_choice(cpu: Cpu, layout: CpuPlan, profile: Profile) -> Choice:
     """The layout with its reason, for a plan."""
-    parts = [f"{len(cpu.performance)} {'P ' if cpu.efficiency else ''}cores"]
+    parts = [counted(len(cpu.performance), f"{'P ' if cpu.efficiency else ''}core")]
     if cpu.efficiency:
-        parts.append(f"{len(cpu.efficiency)} E cores left alone")
+        parts.append(f"{counted(len(cpu.efficiency), 'E core')} left alone")
     if cpu.limited_by:
         parts.append(f"limited by {cpu.limited_by}")
     set_by_user = profile.origins["cpu.threads"].layer != "default"
@@ -45,7 +47,7 @@ def core_choice(cpu: Cpu, layout: CpuPlan, profile: Profile) -> Choice:
     origin = profile.origins[key]
     return Choice(
         key,
-        f"{layout.threads} threads on {format_cpulist(layout.cpus)}",
+        f"{counted(layout.threads, 'thread')} on {format_cpulist(layout.cpus)}",
         ", ".join(parts),
         "auto" if origin.layer == "default" else profile.origin(key),
     )

@@ -9,8 +9,11 @@ from glm53ctl.gpu_select import select_gpu
 from glm53ctl.hardware import DriverState, Gpu, Hardware
 from glm53ctl.plan import Budget, Mode
 from glm53ctl.predict import FLOAT32_GROWTH
+from glm53ctl.words import counted
 
-ARENA_SHARE = 1.03  # expert bytes plus alignment and scales
+ARENA_SLACK_PERCENT = (
+    3  # on top of the experts: page tables, and what pinning them costs the kernel
+)
 CUDA_CONTEXT_BYTES = 600 << 20
 WORKSPACE_BYTES = 1536 << 20  # activations of one prefill chunk and the recurrent state
 ATTENTION_BYTES = 1280  # per token and attention layer: latent of 512 and index key of 128, 16 bits
@@ -102,7 +105,7 @@ def gpu_budget(
             f"VRAM: {(available - left + least) / GIB:.1f} GiB needed, {available / GIB:.1f} GiB free on {gpu.name}"
         )
     slots = min(left // facts.expert_bytes, facts.moe_layers * facts.experts)
-    cache = Budget("vram", "expert cache", slots * facts.expert_bytes, f"{slots} experts")
+    cache = Budget("vram", "expert cache", slots * facts.expert_bytes, counted(slots, "expert"))
     return (*fixed, cache), slots
 
 
@@ -117,23 +120,35 @@ def _reserve(gpu: Gpu, settings: Settings, mode: Mode) -> tuple[int, str]:
     return default, f"{mode} mode's default"
 
 
+def arena_bytes(facts: ModelFacts) -> int:
+    """RAM to plan with for the experts."""
+    return facts.expert_total_bytes * (100 + ARENA_SLACK_PERCENT) // 100
+
+
+def arena_words(facts: ModelFacts) -> str:
+    """What those bytes are: `106.3 GiB and 3 % of slack`."""
+    size = facts.expert_total_bytes
+    plain = f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+    return f"{plain} and {ARENA_SLACK_PERCENT} % of slack"
+
+
 def ram_budget(
     hardware: Hardware, facts: ModelFacts, settings: Settings, mode: Mode
 ) -> tuple[Budget, ...]:
     """RAM by consumer. Raises Rejected naming what limits it and by how much it falls short."""
     ram = hardware.ram
-    arena = int(facts.expert_total_bytes * ARENA_SHARE)
+    arena = arena_bytes(facts)
     if mode is Mode.CPU:
         small = facts.expert_total_bytes < GIB
         consumers = (
-            Budget("ram", "experts", arena, "kept as trellis"),
+            Budget("ram", "experts", arena, f"kept as trellis: {arena_words(facts)}"),
             Budget("ram", "weights", facts.resident_bytes * FLOAT32_GROWTH, "as float32"),
             Budget("ram", "runtime", TINY_RUNTIME_BYTES if small else RUNTIME_BYTES, "torch"),
         )
         default_margin = 0 if small else _margin(ram.total_bytes)
     else:
         consumers = (
-            Budget("ram", "experts", arena, "one pinned copy"),
+            Budget("ram", "experts", arena, f"one pinned copy: {arena_words(facts)}"),
             Budget("ram", "runtime", facts.resident_bytes, "weights on their way to the card"),
         )
         default_margin = _margin(ram.total_bytes)

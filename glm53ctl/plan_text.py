@@ -10,6 +10,7 @@ from glm53ctl.choose import Situation
 from glm53ctl.plan import Mode, Plan
 from glm53ctl.planner import Outcome, budget_total
 from glm53ctl.render import Look, bar, columns, gib
+from glm53ctl.words import counted
 
 BAR_CELLS = 24
 
@@ -60,8 +61,8 @@ def plan_lines(
     where = f" on {plan.gpu.name} {plan.gpu.uuid}" if plan.gpu else " on the CPU"
     yield f"{look.paint(plan.mode, 'bold')}{where}, {plan.model.served_name} at {plan.url}"
     yield (
-        f"  {plan.cpu.threads} threads, context {plan.model.context_tokens} tokens, "
-        f"up to {plan.limits.max_batch} streams, plan {plan.fingerprint()}"
+        f"  {counted(plan.cpu.threads, 'thread')}, context {plan.model.context_tokens} tokens, "
+        f"up to {counted(plan.limits.max_batch, 'stream')}, plan {plan.fingerprint()}"
     )
     if not situation.model.present:
         yield f"  {look.glyph('warn')} the checkpoint is not in {plan.model.path} yet"

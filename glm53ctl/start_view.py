@@ -32,14 +32,19 @@ class StartView:
             self._open = True
             return
         now = time.monotonic()
-        if words != self._shown or now - self._shown_at > _PLAIN_PERIOD_S:
+        begins = words != self._shown
+        if begins or now - self._shown_at > _PLAIN_PERIOD_S:
             self._shown, self._shown_at = words, now
-            render.say(f" {self._line(record, words)}")
+            render.say(f" {self._begun(words) if begins else self._line(record, words)}")
 
     def close(self) -> None:
         if self._open:
             sys.stderr.write("\n")
             self._open = False
+
+    def _begun(self, words: str) -> str:
+        """A phase that begins. When it did says how long the one before took, not how far this one is."""
+        return f"{words}  (after {time.monotonic() - self._start:.1f} s)"
 
     def _line(self, record: dict[str, Any], words: str) -> str:
         took_s = time.monotonic() - self._start

@@ -77,7 +77,9 @@ def _ram(hardware: Hardware, value: str) -> Hardware:
     """More or less memory; what is in use stays in use, and a cgroup limit stays."""
     total = _size(value)
     used = hardware.ram.total_bytes - hardware.ram.available_bytes
-    ram = replace(hardware.ram, total_bytes=total, available_bytes=max(0, total - used))
+    left = max(0, total - used)
+    owner = f"--what-if, less the {used / GIB:.1f} GiB in use here"
+    ram = replace(hardware.ram, total_bytes=total, available_bytes=left, owner=owner)
     return replace(hardware, ram=ram)
 
 

@@ -10,6 +10,7 @@ from glm53ctl.bench import verdict as verdicts
 from glm53ctl.bench.compare import Change, figures
 from glm53ctl.bench.result import Result
 from glm53ctl.render import Look, columns, gib
+from glm53ctl.words import counted
 
 _COLOURS = {
     verdicts.OK: "green",
@@ -33,6 +34,7 @@ def result_lines(
         rows += [(c.now.name, c.now.text, c.before.text, c.now.unit, c.words) for c in changed]
     yield from columns(_quality_rows(result))
     yield from columns(rows)
+    yield from (f"  {words}" for words in stream_words(result))
     if changed is not None and before_tainted:
         yield f"  {look.paint('tainted', 'yellow')}  the earlier result was: changes may be disturbances"
     for text in result.taints:
@@ -43,9 +45,17 @@ def result_lines(
         yield f"         {place}"
 
 
+def stream_words(result: Result) -> Iterator[str]:
+    """What `decode C4` counts, where several streams were measured."""
+    found: dict[str, Any] = (result.sweep or {}).get("decode", {})
+    several = [name for name, one in found.items() if name != "C1" and "skipped" not in one]
+    if several:
+        yield f"{', '.join(several)}: that many streams at once, and the sum of their tokens per second"
+
+
 def machine_words(result: Result) -> str:
     machine = result.machine
-    parts = [f"{machine.cpu}, {machine.cores} cores", gib(machine.ram_bytes)]
+    parts = [f"{machine.cpu}, {counted(machine.cores, 'core')}", gib(machine.ram_bytes)]
     if machine.gpu:
         cap = f" at {machine.power_limit_w:.0f} W" if machine.power_limit_w else ""
         parts.append(f"{card_words(result)}{cap}, {machine.link or 'unknown link'}")
@@ -113,6 +123,8 @@ def markdown(result: Result, changed: list[Change] | None) -> str:
             f"| {c.now.name} | {c.now.text} {c.now.unit} | {c.before.text} | {c.words} |"
             for c in changed
         ]
+    for words in stream_words(result):
+        lines += ["", words]
     panel = result.panel
     if panel is not None and "error" not in panel:
         lines.append("")

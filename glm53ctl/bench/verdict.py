@@ -135,9 +135,11 @@ def decide(found: Evidence) -> Verdict:
         return Verdict(OK, f"{quality}; no speed to compare with")
     speed = f"{rate:.1f} tok/s decode, {prediction.text} predicted"
     if rate >= SLOW_SHARE * prediction.low_tokens_per_s:
-        return Verdict(OK, f"{quality}; {speed}")
+        nevertheless = ", although the machine was disturbed" if found.taints else ""
+        return Verdict(OK, f"{quality}; {speed}{nevertheless}")
     if found.taints:
-        return Verdict(TAINTED, f"{quality}; {speed}, but the machine was disturbed", found.taints)
+        why = f"{speed}: too slow, but the machine was disturbed, which may be why"
+        return Verdict(TAINTED, f"{quality}; {why}", found.taints)
     limit = f"the prediction is limited by {prediction.limited_by}"
     return Verdict(SLOW, f"{quality}; {speed}", (limit,))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped, unknown
 from glm53ctl.cpulist import format_cpulist
 from glm53ctl.limits import AVX2_SET
+from glm53ctl.words import counted
 
 EXTRAS = ("avx512f", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
 MASKED_MODELS = ("Common KVM processor", "QEMU Virtual CPU", "x86-64-v2-AES")
@@ -19,7 +20,7 @@ def cores(context: Context) -> Finding:
     if cpu.efficiency:
         text = f"{len(cpu.performance)} P + {len(cpu.efficiency)} E cores, E cores left alone"
     else:
-        text = f"{len(cpu.performance)} cores"
+        text = counted(len(cpu.performance), "core")
     text = f"{cpu.model_name}, {text}"
     if cpu.limited_by == "CFS quota" and cpu.quota_cpus is not None:
         text += f", {cpu.usable_cores} usable, limited by CFS quota ({cpu.quota_cpus:g} CPUs)"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from glm53ctl.checks.base import Context, Finding, Fix, Spec, Status, passed, skipped, unknown
 from glm53ctl.env import GIB
-from glm53ctl.limits import ARENA_SHARE
+from glm53ctl.limits import arena_bytes, arena_words
 from glm53ctl.planner import budget_total
 from glm53ctl.render import gib
+from glm53ctl.words import counted
 
 KILLERS = frozenset({"systemd-oomd", "earlyoom", "nohang", "oomd"})
 SMALL_SHM_BYTES = 64 << 20
@@ -30,7 +31,7 @@ def usable(context: Context) -> Finding:
         return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
     if context.model is None:
         return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
-    arena = int(context.model.facts.expert_total_bytes * ARENA_SHARE)
+    arena = arena_bytes(context.model.facts)
     if have < arena:
         hint = (
             "raise the limit of that cgroup"
@@ -38,7 +39,7 @@ def usable(context: Context) -> Finding:
             else "free or add memory"
         )
         return Finding(
-            Status.FAIL, text, required=f"{gib(arena)} for the experts alone",
+            Status.FAIL, text, required=f"{gib(arena)} for the experts alone ({arena_words(context.model.facts)})",
             fix=Fix(hint), numbers=numbers, evidence=ram.evidence,
         )  # fmt: skip
     return Finding(Status.PASS, text, numbers=numbers, evidence=ram.evidence)
@@ -99,7 +100,7 @@ def bandwidth(context: Context) -> Finding:
     cores = len(context.hardware.cpu.performance)
     return Finding(
         Status.PASS,
-        f"{rate / 1e9:.0f} GB/s read, measured on {cores} cores",
+        f"{rate / 1e9:.0f} GB/s read, measured on {counted(cores, 'core')}",
         numbers={"ram_read_bytes_per_s": rate},
     )
 

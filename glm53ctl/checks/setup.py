@@ -11,6 +11,7 @@ from glm53ctl.hardware import Evidence
 from glm53ctl.paths import foreign_home
 from glm53ctl.planner import LOOPBACK
 from glm53ctl.ports import another
+from glm53ctl.profile import DEFAULT_PROFILE, Profile
 
 
 def host(context: Context) -> Finding:
@@ -55,8 +56,20 @@ def settings(context: Context) -> Finding:
             "; ".join(warnings),
             fix=Fix("see every name that is read", ("glm53ctl help environment",)),
         )
-    layers = {origin.layer for origin in context.profile.origins.values()} - {"default"}
-    return passed(f"from {', '.join(sorted(layers))}" if layers else "all at their defaults")
+    sources = sorted({_source(context.profile, key) for key in context.profile.origins} - {""})
+    return passed(f"from {', '.join(sources)}" if sources else "all at their defaults")
+
+
+def _source(profile: Profile, key: str) -> str:
+    """What gave a setting, in a user's words; nothing where the user gave nothing."""
+    origin = profile.origins[key]
+    match origin.layer:
+        case "profile":
+            return "" if profile.name == DEFAULT_PROFILE else f"profile {profile.name}"
+        case "user":
+            return "the file of settings"
+        case _:
+            return origin.where  # a flag or a variable; of a default nothing
 
 
 def engines(context: Context) -> Finding:

@@ -62,9 +62,11 @@ def doctor(
         render.emit("\n".join(render.columns(rows, indent="")))
         return
     busy = not quick and _is_generating()
+    served = None if model or profile or sets else _running_model()
     wanted = choose.PlanOptions(
         mode=mode,
-        model=model or (None if profile or sets else _running_model()),
+        model=model or served,
+        model_of="the running server" if served else None,
         profile=profile,
         gpu=gpu,
         host=host,

@@ -91,7 +91,7 @@ def plan(
         situation = replace(situation, hardware=changes.changed(situation.hardware, what_if))
         if not json_:
             render.emit("\n".join(comparison(now, choose.decide(situation))))
-            for line in assumptions(situation.hardware.gpus):
+            for line in assumptions(situation.hardware):
                 render.emit(line)
     outcome = choose.decide(situation)
     for warning in unused.unused(outcome.plan, situation.profile) if outcome.plan else ():

@@ -276,7 +276,7 @@ def _say_ready(instance: Instance, record: dict[str, Any], already: bool) -> Non
 
     url, model = record["url"], record["model"]
     if already:
-        up_for = duration(record["uptime_s"])
+        up_for = duration(record["phase_s"])  # of serving, as `status` says it
         render.emit(f"already up with this plan ({up_for}), ready  {url}/v1")
         return
     key_file = read_plan(instance.plan_path).listen.api_key_file

@@ -101,8 +101,12 @@ def test_slow_is_only_called_slow_on_an_undisturbed_machine():
     slow = decide(decode_tokens_per_s=20.0)
     assert (slow.name, slow.exit_code, slow.advice) == ("slow", 0, True)
     assert "limited by RAM bandwidth" in slow.where[0]
-    assert decide(decode_tokens_per_s=20.0, taints=("swap",)).name == "tainted"
-    assert decide(taints=("swap",)).name == "ok"
+    disturbed = decide(decode_tokens_per_s=20.0, taints=("swap",))
+    assert (disturbed.name, disturbed.where) == ("tainted", ("swap",))
+    assert disturbed.why.endswith("too slow, but the machine was disturbed, which may be why")
+    good = decide(taints=("swap",))
+    assert good.name == "ok"
+    assert good.why == decide().why + ", although the machine was disturbed"
 
 
 def test_a_server_that_went_away_gets_no_verdict(tmp_path):
@@ -346,6 +350,21 @@ def test_the_table_and_the_markdown_carry_figures_machine_and_command():
     assert "| decode C1 | 40 ±1 tok/s | 60 ±1 | -33.3%  worse, outside noise |" in block
     assert "AMD EPYC" in block
     assert "`glm53ctl bench`" in block
+
+
+def test_figures_of_several_streams_say_what_they_count():
+    result, look = make(), Look(colour=False, unicode=True, live=False)
+    several = [name for name in result.sweep["decode"] if name != "C1"]
+    words = (
+        f"{', '.join(several)}: that many streams at once, and the sum of their tokens per second"
+    )
+    assert several
+    assert f"  {words}" in list(text.result_lines(result, None, look))
+    assert words in text.markdown(result, None)
+    alone = replace(result, sweep={"decode": {"C1": result.sweep["decode"]["C1"]}})
+    for nothing in (alone, replace(result, sweep=None)):
+        assert "streams at once" not in "\n".join(text.result_lines(nothing, None, look))
+        assert "streams at once" not in text.markdown(nothing, None)
 
 
 def test_a_note_is_shown_wherever_the_figures_are():

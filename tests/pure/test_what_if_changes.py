@@ -13,7 +13,7 @@ from test_planner_machines import GIB, consider, hardware
 from glm53ctl import drivers
 from glm53ctl.cards import CARDS, NOT_HERE, assumptions, named_card
 from glm53ctl.errors import UsageError
-from glm53ctl.hardware import Hardware, Measured
+from glm53ctl.hardware import Hardware, Measured, MemoryLimit
 from glm53ctl.plan import Mode
 from glm53ctl.what_if import changed
 
@@ -130,7 +130,7 @@ def test_every_known_card_is_planned_for_on_a_machine_without_one(name):
     assert 0 < (gpu.free_bytes or 0) < (gpu.total_bytes or 0) == card.vram_mib << 20
     plan = consider(machine, mode="exact").chosen()
     assert (plan.gpu and plan.gpu.uuid, plan.gpu and plan.gpu.name) == (NOT_HERE, card.name)
-    assert assumptions(machine.gpus)[0].startswith(f"{card.name} is not here: ")
+    assert assumptions(machine)[0].startswith(f"{card.name} is not here: ")
 
 
 def test_a_card_that_is_not_here_has_no_measured_rate():
@@ -170,3 +170,24 @@ def test_a_card_that_nobody_knows_is_refused_with_those_that_are(name, hint):
     with pytest.raises(UsageError, match="not a card that is known here") as refused:
         changed(bare(), f"gpu={name}")
     assert hint in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(("cores", "words"), [(1, "1 core and"), (12, "12 cores and")])
+def test_what_stands_beside_a_card_that_is_not_here_is_told(cores, words):
+    (line,) = assumptions(changed(bare(), f"gpu=RTX3090,ram=96GiB,cores={cores}"))
+    assert f"beside it {words} 96.0 GiB of RAM, this machine's unless" in line
+    assert assumptions(hardware(256 * GIB, 24 * GIB)) == []
+
+
+def test_memory_that_is_not_here_is_not_called_this_machine_s():
+    def limits(machine: Hardware) -> set[str]:
+        reasons = (item.reason for item in consider(machine, mode="cpu").rejections)
+        return {reason.partition("(limited by ")[2].rstrip(")") for reason in reasons}
+
+    here = replace(bare(), engines=frozenset({"torch", "transformers", "fastapi"}))
+    assert limits(here) == {"this machine"}
+    (limit,) = limits(changed(here, "ram=48GiB"))
+    assert limit.startswith("--what-if, less the ")
+    held = MemoryLimit("/slice", 8 * GIB, 8 * GIB)
+    inside = replace(here, ram=replace(here.ram, limits=(held,)))
+    assert limits(changed(inside, "ram=96GiB")) == {"/slice"}
