@@ -304,7 +304,8 @@ def test_an_interrupted_download_goes_on_where_it_was(shell, hub, number, code):
     part = shell.folder / ".glm53-partial"
     with shell.start("models", "pull", "--yes") as process:
         wait_until(lambda: any(part.glob(f"{WEIGHTS}.*")), 20)
-        wait_until(lambda: next(part.glob(f"{WEIGHTS}.*")).stat().st_size > 3_000_000, 20)
+        # What was written since the last note of how far it is does not count: wait for more than is asked.
+        wait_until(lambda: next(part.glob(f"{WEIGHTS}.*")).stat().st_size > 5_000_000, 20)
         process.send_signal(number)
         _, err = process.communicate(timeout=10)
     assert process.returncode == code
