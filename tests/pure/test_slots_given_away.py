@@ -92,3 +92,27 @@ def test_a_load_that_fails_late_ends_the_copy_thread_before_its_memory_goes(
     with pytest.raises(RuntimeError, match="out of memory"):
         exl3._tiers(loaded, kernels, plan, None)
     assert closed == ["look-ahead", "lane", "arena"]
+
+
+def test_a_session_that_cannot_begin_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def closing(name: str) -> Any:
+        return SimpleNamespace(close=lambda: not closed.append(name))
+
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(exl3, "_options", lambda plan, spec: SimpleNamespace(cache_tokens=256))
+    monkeypatch.setattr(exl3, "CudaKernels", lambda: object())
+    monkeypatch.setattr(exl3, "load_model", lambda *_: SimpleNamespace(arena=closing("arena")))
+    tiers = SimpleNamespace(lookahead=closing("look-ahead"), cpu_lane=closing("lane"))
+    monkeypatch.setattr(exl3, "_tiers", lambda *_: tiers)
+    monkeypatch.setattr(exl3, "Session", full)
+    plan: Any = SimpleNamespace(
+        gpu=object(), engine=exl3.EngineName.EXL3, limits=SimpleNamespace(max_batch=1, chunk_tokens=1),
+        model=SimpleNamespace(load_format="checkpoint"),
+    )  # fmt: skip
+    with pytest.raises(exl3.VramTaken, match="taken after sizing"):
+        exl3.load(plan, lambda phase, done, total: None)
+    assert closed == ["look-ahead", "lane", "arena"]

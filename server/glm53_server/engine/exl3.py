@@ -23,7 +23,13 @@ from glm53_server.engine.exl3_dummy import DummySpec, DummyValues, write_directo
 from glm53_server.engine.exl3_memory import explain, read_limits
 from glm53_server.engine.exl3_model import LoadedModel, LoadOptions, load_model
 from glm53_server.engine.exl3_session import Session
-from glm53_server.engine.exl3_tiers import VramBudget, build_cpu_lane, build_tiers, set_split
+from glm53_server.engine.exl3_tiers import (
+    VramBudget,
+    build_cpu_lane,
+    build_tiers,
+    end_threads,
+    set_split,
+)
 from glm53_server.engine.exl3_worker import Exl3Worker
 from glm53_server.engine.jobs import Job
 from glm53_server.engine.threaded import ThreadedEngine
@@ -126,14 +132,12 @@ def load(plan: Plan, progress: Progress) -> Exl3Engine:
         kernels = CudaKernels() if tiered else None
         loaded = load_model(options, kernels, progress)
         tiers = _tiers(loaded, kernels, plan, spec) if kernels is not None else None
+        session = _session(loaded, tiers, plan)
     except (PinRefused, RuntimeError, KernelError, UnsupportedExllamav3) as err:
         named = _named(err)
         if named is None:
             raise
         raise named from err
-    session = Session(
-        loaded, tiers, max_batch=plan.limits.max_batch, chunk_tokens=plan.limits.chunk_tokens
-    )
     info = EngineInfo(
         engine=plan.engine.value,
         model_path=plan.model.path,
@@ -224,6 +228,21 @@ def _tiers(
             set_split(lane, tiers.residency, tier)
         undo.pop_all()
     return tiers
+
+
+def _session(loaded: LoadedModel, tiers: ExpertTiers | None, plan: Plan) -> Session:
+    """The session; where it cannot begin, the threads of the tiers end before the memory they read goes."""
+    with ExitStack() as undo:
+        if loaded.arena is not None:
+            undo.callback(loaded.arena.close)
+        if tiers is not None:
+            end_threads(tiers, undo)
+        limits = plan.limits
+        session = Session(
+            loaded, tiers, max_batch=limits.max_batch, chunk_tokens=limits.chunk_tokens
+        )
+        undo.pop_all()
+    return session
 
 
 def _lookahead(wanted: int, tier: CpuTierPlan | None) -> int:

@@ -28,7 +28,7 @@ from glm53_server.engine.exl3_results import Running, streaming_events
 from glm53_server.engine.exl3_sampler import make_sampler
 from glm53_server.engine.exl3_scores import prompt_scores
 from glm53_server.engine.exl3_stats import tier_stats
-from glm53_server.engine.exl3_tiers import give_back
+from glm53_server.engine.exl3_tiers import end_threads, save_heat
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.pressure import is_out_of_memory, make_room, take_back
 
@@ -268,7 +268,8 @@ class Session:
                 left.callback(loaded.arena.close)
             left.callback(loaded.model.unload)
             if self.tiers is not None:
-                give_back(self.tiers, left)
+                end_threads(self.tiers, left)
+                left.callback(save_heat, self.tiers)
             left.callback(detach, loaded)
             left.callback(torch.cuda.synchronize, loaded.device)
             self._running.clear()

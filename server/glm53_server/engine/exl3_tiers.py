@@ -127,23 +127,23 @@ def set_split(lane: CpuLane, residency: Residency, tier: CpuTierPlan) -> None:
     lane.split = SplitState(costs, *balanced(costs), frozen=tier.frozen_split)
 
 
-def give_back(tiers: ExpertTiers, left: ExitStack) -> None:
-    """Have `left` end the threads of the tiers, after it has saved what is warm."""
+def end_threads(tiers: ExpertTiers, left: ExitStack) -> None:
+    """Have `left` end the threads of the tiers."""
     if tiers.cpu_lane is not None:
         left.callback(_close_lane, tiers.cpu_lane)
     if tiers.lookahead is not None:
         left.callback(tiers.lookahead.close)
-    if tiers.heat_file is not None:
-        left.callback(_save_heat, tiers.residency, tiers.heat_file)
-
-
-def _save_heat(residency: Residency, file: Path) -> None:
-    try:
-        residency.save_heat(file)
-    except OSError as err:
-        log.warning("the cache's heat was not saved: %s", err)
 
 
 def _close_lane(lane: CpuLane) -> None:
     if not lane.close():
         log.warning("a thread of the CPU tier never came back; its memory stays until the end")
+
+
+def save_heat(tiers: ExpertTiers) -> None:
+    """Keep what is warm for the next start, where the plan wants that."""
+    try:
+        if tiers.heat_file is not None:
+            tiers.residency.save_heat(tiers.heat_file)
+    except OSError as err:
+        log.warning("the cache's heat was not saved: %s", err)
