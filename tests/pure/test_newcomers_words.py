@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from recorded_machines import record
 
-from glm53ctl import choose, doctor, help_pages, limits, start_view
+from glm53ctl import choose, doctor, help_pages, limits, start_view, status_view
 from glm53ctl.checkpoint import FLASH
 from glm53ctl.env import GIB
 from glm53ctl.limits import arena_bytes, arena_words
-from glm53ctl.render import gib
+from glm53ctl.render import Look, gib
+from glm53ctl.supervisor.state import Instance
+from glm53ctl.verbs import up
 from glm53ctl.words import counted
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +104,15 @@ def test_a_phase_that_begins_is_told_with_its_time_and_no_bar(capsys):
     view._shown_at -= start_view._PLAIN_PERIOD_S + 1  # time passes
     view(record)
     assert "1/14" in capsys.readouterr().err
+
+
+def test_a_server_that_is_up_is_as_old_as_status_says(capsys):
+    """The time since it serves, not since its supervisor began to load it."""
+    record = {"url": "http://127.0.0.1:1", "model": "tiny", "uptime_s": 125.0, "phase_s": 61.0}
+    up._say_ready(Instance.locate("x", folder=Path("/x"), runtime_dir=Path("/x")), record, True)
+    assert "already up with this plan (1m01s), ready" in capsys.readouterr().out
+    headline = status_view.headline(
+        {**record, "instance": "x", "phase": "ready", "health": "ok", "mode": "cpu", "restarts": 0},
+        Look(colour=False, unicode=False, live=False),
+    )
+    assert "serving 1m01s" in headline
