@@ -17,9 +17,8 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from glm53ctl import __version__, crash, render
-from glm53ctl.env import nearest
-from glm53ctl.errors import Glm53Error, UsageError
+from glm53ctl import __version__, complaints, crash, render
+from glm53ctl.errors import Glm53Error
 
 # A module glm53ctl.verbs.<name> has a function <name>, or a typer `app` for a group of verbs.
 PANELS = {
@@ -28,8 +27,6 @@ PANELS = {
     "Deploy": ("emit", "upgrade", "rollback"),
     "Help out": ("report", "version", "help"),
 }
-# What other tools call a verb of ours.
-_ELSEWHERE = {"stop": "down", "start": "up", "run": "up", "kill": "down", "ps": "status"}
 VERBS = tuple(name for names in PANELS.values() for name in names)
 # typer carries its own copy of click or uses the installed one; both are reached through typer.
 _ClickError = cast(
@@ -117,6 +114,7 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     as_json = "--json" in arguments
     debug = "--debug" in arguments
+    command: Any = None
     try:
         command = typer.main.get_command(build())
         result: Any = command.main(
@@ -132,7 +130,8 @@ def run(arguments: list[str]) -> int:
         if type(err).__name__ == "NoArgsIsHelpError":
             render.emit(complaint.format_message())
             return 0
-        render.show_error(_usage(complaint), as_json=as_json)
+        error = complaints.usage_error(complaint, command, arguments)
+        render.show_error(error, as_json=as_json)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
@@ -161,24 +160,3 @@ def _root_flags_first(arguments: list[str]) -> list[str]:
         else:
             rest.append(item)
     return [*root, *rest, *arguments[cut:]]
-
-
-def _usage(err: Any) -> UsageError:
-    """click's complaint in our form, with a did-you-mean for commands and options."""
-    context = getattr(err, "ctx", None)
-    hint = f"see `{context.command_path if context else 'glm53ctl'} --help`"
-    message = str(err.format_message())
-    for tail in (" Did you mean", " (Possible options"):
-        message = message.partition(tail)[0].rstrip(".")
-    close = None
-    if message.startswith("No such command"):
-        word = message.partition("'")[2].partition("'")[0]
-        close = _ELSEWHERE.get(word) if context and context.parent is None else None
-        close = close or nearest(word, set(context.command.commands) if context else set(VERBS))
-    elif message.startswith("No such option"):
-        params: list[Any] = context.command.params if context else []
-        known = {str(name) for item in params for name in item.opts}
-        close = nearest(str(err.option_name), known)
-    if close:
-        hint = f"did you mean `{close}`?"
-    return UsageError(message[:1].lower() + message[1:], hint=hint)

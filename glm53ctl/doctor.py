@@ -153,10 +153,10 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> tuple[Spec, ...]:
     known = {spec.id for spec in SPECS}
     for name in (*only, *skip):
         if name.upper() not in known:
-            close = nearest(name.upper(), known)
+            close = nearest(name.upper(), known, alike=0.8)
             raise UsageError(
                 f"there is no check {name!r}",
-                hint=f"did you mean {close}?" if close else "see `glm53ctl doctor --list`",
+                hint=f"did you mean {close}?" if close else "ids: glm53ctl doctor --list",
             )
     wanted = {name.upper() for name in only} or known
     unwanted = {name.upper() for name in skip}

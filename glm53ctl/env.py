@@ -244,9 +244,12 @@ class Environ:
                 yield name, nearest(name, known)
 
 
-def nearest(word: str, known: set[str] | tuple[str, ...]) -> str | None:
-    """The known word a typo most likely meant: first one of swapped letters, then the most alike."""
-    found = difflib.get_close_matches(word, sorted(known), n=5, cutoff=0.7)
+def nearest(word: str, known: set[str] | tuple[str, ...], *, alike: float = 0.7) -> str | None:
+    """The known word a typo most likely meant: first one of swapped letters, then the most alike.
+
+    `alike` is the least part, 0 to 1, that both must share.
+    """
+    found = difflib.get_close_matches(word, sorted(known), n=5, cutoff=alike)
     swapped = [item for item in found if sorted(item) == sorted(word)]
     return next(iter(swapped or found), None)
 

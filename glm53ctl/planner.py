@@ -78,7 +78,7 @@ class Outcome:
         flags = "--model tiny" if tried_cpu else "--model tiny --mode cpu"
         hint = f"the bundled model runs here: the same command with {flags}"
         if self.model_name == "tiny":
-            hint = None
+            hint = None if tried_cpu else "leave out --mode: tiny runs on the CPU"
         return NoFit(
             "\n".join([f"{self.model_name} does not fit this machine:", *lines]), hint=hint
         )

@@ -92,7 +92,9 @@ def taken(listen: ListenPlan) -> Conflict:
     stop = "stop it"
     if owner and owner.instance:
         option = "" if owner.instance == "default" else f" --instance {owner.instance}"
-        what += f" (the server of instance {owner.instance!r})"
+        what = (
+            f"{owner.address} is held by pid {owner.pid}, the server of instance {owner.instance!r}"
+        )
         stop = f"stop it: glm53ctl down{option}"
     return Conflict(
         what,
@@ -116,9 +118,13 @@ def owner_of(port: int) -> Owner | None:
             return Owner(address)
         with suppress(psutil.Error):
             words = psutil.Process(found.pid).cmdline()
-            command = " ".join(words)[:_MAX_COMMAND]
+            command = _shortened(" ".join(words))
             return Owner(address, found.pid, command, _unit(found.pid), instance_served(words))
     return None
+
+
+def _shortened(command: str) -> str:
+    return command if len(command) <= _MAX_COMMAND else command[: _MAX_COMMAND - 1] + "…"
 
 
 def instance_served(words: Sequence[str]) -> str | None:

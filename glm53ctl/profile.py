@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from glm53ctl import wanted
 from glm53ctl.env import Environ, Row, Settings, nearest, rows
 from glm53ctl.errors import UsageError
 from glm53ctl.paths import Paths, profiles_dir, user_paths
@@ -255,7 +256,7 @@ def _bad_value(problem: Mapping[str, Any], origins: Mapping[str, Origin]) -> Usa
     text = str(problem["input"])
     guess = nearest(text, ("auto", "fast", "exact", "cpu")) if row.key == "mode" else None
     return UsageError(
-        f"{origins[row.key].where}: {text!r} is not a value for {row.key}: {problem['msg']}",
+        f"{origins[row.key].where}: {text!r} is not a value for {row.key}: {wanted.must(problem)}",
         hint=f"did you mean {guess!r}?" if guess else f"{row.key}: {row.text}",
         error_id="CFG-004",
     )

@@ -99,7 +99,7 @@ def _flat(body: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             found |= _flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
         else:
-            found[prefix + key] = str(value)
+            found[prefix + key] = "(not set)" if value is None else str(value)
     return found
 
 

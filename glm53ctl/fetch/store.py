@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ def import_from(
 
 def _lock_of(release: Release, source: Path, on_bytes: Callable[[int], None]) -> Lock:
     """Hash a checkpoint. Raises BadModel where a confirmed fact of the release is contradicted."""
+    _refuse_other_model(release, source)
     before = read_lock(source)
     entries = {item.path: item for item in before.files} if before else {}
     found: list[LockedFile] = []
@@ -155,6 +157,19 @@ def _lock_of(release: Release, source: Path, on_bytes: Callable[[int], None]) ->
     if gone:
         raise BadModel(f"{source} lacks {', '.join(gone)}", hint="download: glm53ctl models pull")
     return Lock(release.repo, release.revision, tuple(found))
+
+
+def _refuse_other_model(release: Release, source: Path) -> None:
+    """Raises BadModel when nothing here is of the release's size, before anything is hashed."""
+    held = [item for item in release.known if item.confirmed and (source / item.path).is_file()]
+    other = [item for item in held if (source / item.path).stat().st_size != item.size_bytes]
+    if len(other) > 1 and other == held:
+        names = ", ".join(item.path for item in other)
+        raise BadModel(
+            f"{source} is another model than {release.name}: {names} differ",
+            hint=f"import takes a copy of {release.name}; to serve this one: "
+            f"glm53ctl up --model {shlex.quote(str(source))}",
+        )
 
 
 def remove(folder: Path, models_dir: Path, used_by: tuple[str, ...]) -> int:

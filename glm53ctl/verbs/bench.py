@@ -89,7 +89,10 @@ def default(
     if ctx.invoked_subcommand is not None:
         return
     from glm53ctl.bench import run as running
+    from glm53ctl.errors import UsageError
 
+    if quick and full:
+        raise UsageError("--quick and --full exclude each other", hint="give one of them, or none")
     target = _target(instance, url, api_key_file)
     chosen = running.full_sizes if full else running.short_sizes
     sizes = running.QUICK if quick else chosen(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -96,6 +97,14 @@ def value_of_key(ctx: typer.Context, incomplete: str) -> list[str]:
     by_key = {"mode": modes, "model.name": models, "gpu.select": gpus}
     known = by_key.get(str(ctx.params.get("key")))
     return known(incomplete) if known else []
+
+
+def topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Pages and commands, for `help`."""
+    from glm53ctl.verbs.help import Topic
+
+    commands: Any = ctx.find_root().command
+    return _starting(incomplete, (*Topic, *commands.commands))
 
 
 def checks(incomplete: str) -> list[str]:

@@ -18,7 +18,7 @@ from stage import free_port, wait_until
 
 from glm53ctl import cli, fetch
 from glm53ctl.fetch import missing_bytes, store
-from glm53ctl.fetch.catalog import KnownFile, Release
+from glm53ctl.fetch.catalog import FLASH_RELEASE, KnownFile, Release
 from glm53ctl.paths import FLASH_FOLDER, tiny_checkpoint
 
 TINY = {
@@ -237,6 +237,10 @@ def test_import_refuses_another_revision_and_what_is_no_checkpoint(
     code, _, err = here("models", "import", str(tiny_checkpoint()))
     assert code == 7
     assert "tokenizer.json is damaged or from another revision" in err
+    monkeypatch.setattr(fetch, "FLASH_RELEASE", FLASH_RELEASE)
+    code, _, err = here("models", "import", str(tiny_checkpoint()))
+    assert (code, "is another model than glm-5.3-flash: tokenizer.json" in err) == (7, True)
+    assert f"to serve this one: glm53ctl up --model {tiny_checkpoint()}" in err
     empty = tmp_path / "empty"
     empty.mkdir()
     code, _, err = here("models", "import", str(empty))

@@ -49,3 +49,19 @@ def test_owners_in_words():
     assert str(ports.Owner("127.0.0.1:80")) == "127.0.0.1:80 is held by a process of another user"
     owner = ports.Owner("127.0.0.1:80", 7, "nginx: master", "nginx.service")
     assert str(owner) == "127.0.0.1:80 is held by pid 7 of nginx.service: nginx: master"
+
+
+def test_a_long_command_is_cut_visibly_and_our_server_is_named_without_it(monkeypatch):
+    import psutil
+
+    folder = "/home/somebody/.local/state/with a long name"
+    ours = ["/opt/python", "-m", "glm53_server", "--plan", f"{folder}/second/plan.json"]
+    for words, told in (
+        (["/usr/bin/java", "-jar", "x" * 100], f"/usr/bin/java -jar {'x' * 60}…"),
+        (ours, "the server of instance 'second'"),
+    ):
+        monkeypatch.setattr(psutil.Process, "cmdline", lambda _, words=words: words)
+        with socket.create_server(("127.0.0.1", 0)) as holder:
+            message = ports.taken(ListenPlan("127.0.0.1", holder.getsockname()[1])).message
+        assert message.endswith(told)
+        assert "--plan" not in message

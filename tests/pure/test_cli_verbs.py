@@ -102,6 +102,14 @@ def test_errors_are_one_id_one_message_and_a_hint(glm53ctl, tmp_path):
     assert "Traceback" not in err
 
 
+def test_tiny_in_a_mode_that_needs_a_card_is_told_to_leave_it_out(glm53ctl, tmp_path):
+    record(tmp_path / "machine", total_gib=16, available_gib=12)
+    fake = {"GLM53_FAKE_ROOT": str(tmp_path / "machine")}
+    for mode in ("fast", "exact"):
+        code, _, err = glm53ctl("plan", "--model", "tiny", "--mode", mode, **fake)
+        assert (code, "hint  leave out --mode: tiny runs on the CPU" in err) == (4, True)
+
+
 def test_json_is_one_document_even_on_failure(glm53ctl, tmp_path):
     record(tmp_path / "machine", total_gib=16, available_gib=12)
     fake = {"GLM53_FAKE_ROOT": str(tmp_path / "machine")}
