@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glm53ctl import profile
@@ -134,6 +134,7 @@ def test_every_type_is_spelt_as_toml(file):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30))
+@settings(deadline=None)  # it writes files
 def test_any_text_survives_the_file(tmp_path_factory, text):
     file = tmp_path_factory.mktemp("config") / "config.toml"
     set_value(file, "model.served_name", text)
