@@ -39,7 +39,8 @@ def offered(line: str, home: Path, shell: str = "bash", **environ: str) -> list[
 @pytest.mark.parametrize(
     ("line", "among"),
     [("glm53ctl models pu", "pull"), ("glm53ctl emit ", "quadlet"), ("glm53ctl up --cache", "--cache-tokens"),
-     ("glm53ctl up --set listen.p", "listen.port="), ("glm53ctl doctor --only GPU-0", "GPU-004")],
+     ("glm53ctl up --set listen.p", "listen.port="), ("glm53ctl doctor --only GPU-0", "GPU-004"),
+     ("glm53ctl help exit", "exit-codes"), ("glm53ctl help do", "doctor")],
 )  # fmt: skip
 def test_bash_completes_verbs_options_and_values(tmp_path, line, among):
     assert among in offered(line, tmp_path)
