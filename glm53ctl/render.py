@@ -107,8 +107,8 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def emit(text: str) -> None:
-    """Data: one piece of text on stdout."""
-    print(_printable(text, sys.stdout))
+    """Data: one piece of text on stdout, at once also into a pipe: who reads along waits for it."""
+    print(_printable(text, sys.stdout), flush=True)
 
 
 def say(text: str) -> None:
@@ -122,7 +122,7 @@ def emit_json(value: object) -> None:
     text = json.dumps(body, indent=2, ensure_ascii=False, default=str)
     if not (look().unicode and _encodes(text, "utf-8")):  # a file name may be no text
         text = json.dumps(body, indent=2, default=str)
-    print(text)
+    print(text, flush=True)
 
 
 def plain(text: object) -> str:

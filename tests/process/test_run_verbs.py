@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import httpx
@@ -28,6 +29,15 @@ from glm53ctl.supervisor.state import Identity
 SCRIPTED = ("--engine", "scripted", "--model", "tiny")
 
 
+class Started(subprocess.Popen[str]):
+    """A command that does not outlive its `with` when a test fails in it."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Shell:
     """The command line with a private root directory."""
 
@@ -36,15 +46,19 @@ class Shell:
         self.port = free_port()
         self.folder = root / "state" / "default"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("GLM53_")},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("GLM53_", "PYTHONUNBUFFERED"))
+            },
             "GLM53_ROOT": str(root),
             "HOME": str(root),
             "XDG_CONFIG_HOME": "",
             "XDG_RUNTIME_DIR": "",
         }
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    def start(self, *arguments: str) -> Started:
+        return Started(
             [sys.executable, "-m", "glm53ctl", *arguments],
             env=self.environment,
             stdout=subprocess.PIPE,
