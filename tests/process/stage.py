@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from glm53ctl import client
 from glm53ctl.paths import tiny_checkpoint
@@ -32,6 +34,15 @@ FAST = Policy(
     stall_s=0.3,
     silent_s=10.0,
 )
+
+
+class Started(subprocess.Popen[str]):
+    """A command that does not outlive its `with` when a test fails in it."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
 
 
 def free_port() -> int:

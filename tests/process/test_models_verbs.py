@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import REPO, REVISION, FakeHub, Fault
-from stage import free_port, wait_until
+from stage import Started, free_port, wait_until
 
 from glm53ctl import cli, fetch
 from glm53ctl.fetch import missing_bytes, store
@@ -65,8 +65,8 @@ class Shell:
             "XDG_RUNTIME_DIR": "",
         }
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    def start(self, *arguments: str) -> Started:
+        return Started(
             [sys.executable, "-c", DRIVER, *arguments],
             env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,

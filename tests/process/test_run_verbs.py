@@ -14,12 +14,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import httpx
 import pytest
-from stage import free_port, wait_until
+from stage import Started, free_port, wait_until
 
 from glm53ctl import cli, client
 from glm53ctl.paths import tiny_checkpoint
@@ -27,15 +26,6 @@ from glm53ctl.supervisor.lifecycle import Policy
 from glm53ctl.supervisor.state import Identity
 
 SCRIPTED = ("--engine", "scripted", "--model", "tiny")
-
-
-class Started(subprocess.Popen[str]):
-    """A command that does not outlive its `with` when a test fails in it."""
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *rest)
 
 
 class Shell:

@@ -294,3 +294,9 @@ MACHINES: dict[str, Callable[[Path], RecordedSystem]] = {
     "laptop-no-gpu": _laptop_no_gpu,
     "turing-2080ti": _turing_2080ti,
 }
+
+
+def phase(**changed):
+    """A phase of a bench, of which nothing was disturbed."""
+    return {"phase": "sweep", "seconds": 30.0, "other_cpus": 0.1, "cpus": 8, "swap_bytes": 0,
+            "quota_throttled_ms": None, "ram_available_bytes": 8 << 30, "gpu": None, **changed}  # fmt: skip

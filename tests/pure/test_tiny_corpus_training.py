@@ -320,29 +320,6 @@ def test_conversations_are_packed_into_rows_without_loss_or_overlap():
     assert batch.used.mean() > 0.75
 
 
-def test_routing_figures_of_known_picks():
-    picks = torch.tensor([[[0, 1], [0, 1], [0, 2], [3, 3]]])
-    used = torch.tensor([[True, True, True, False]])
-    layer = routing.measure(picks, used, 4)
-    assert layer.repeat_rate == pytest.approx(0.75)
-    assert layer.top_quarter_share == pytest.approx(0.5)
-    assert layer.unused == 1
-    flat = routing.measure(torch.arange(4).view(1, 4, 1), torch.ones(1, 4, dtype=torch.bool), 4)
-    assert flat.effective == pytest.approx(4.0)
-    assert flat.repeat_rate == 0
-
-
-def test_the_biases_spread_with_depth():
-    model = train_tiny.build(shape.SMOKE, 1)
-    router = routing.Router(model)
-    router.skew(0.3, 1)
-    gates = [m for n, m in model.named_modules() if n.endswith("mlp.gate")]
-    spreads = [float(gate.e_score_correction_bias.std()) for gate in gates]
-    assert len(router) == 3
-    assert spreads[0] < spreads[-1]
-    assert all(abs(float(gate.e_score_correction_bias.mean())) < 1e-6 for gate in gates)
-
-
 def test_the_learning_rate_rises_and_falls():
     rates = [training.rate(i / 100, 1.0) for i in range(101)]
     assert max(rates) == pytest.approx(1.0, abs=0.01)
