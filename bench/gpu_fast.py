@@ -1,6 +1,6 @@
 """Fast mode on a GPU: how close is it to exact, how fast, and where does the time go?
 
-usage: gpu_fast.py [--layers 45] [--threads 14] [--vram-gib 24] [--isa auto] [--ahead -1] [--out DIR] [--skip-speed]
+usage: gpu_fast.py [--layers 45] [--threads 14] [--vram-gib 24] [--isa auto] [--ahead -1] [--stock-kernels] [--out DIR]
 
 Quality on the tiny checkpoint: the same tokens decoded one by one with the CPU tier off and on (all
 experts on the CPU; the default policy), KL over the whole vocabulary. Speed on dummy weights at full
@@ -95,6 +95,8 @@ def quality(
     log("prefill bit-identical:", body["prefill_bit_identical"])
     torch.cuda.synchronize()
     lane.close()
+    loaded.model.unload()
+    loaded.arena.close()  # what is freed while it is pinned cannot be pinned again
     return body
 
 
@@ -152,6 +154,26 @@ def ceiling(costs: LaneCosts, layers: int, exact: Figures, fast: Figures) -> Fig
     }  # fmt: skip
 
 
+def await_file(path: Path | None) -> None:
+    while path is not None and not path.exists():
+        time.sleep(0.5)
+
+
+def with_stock_kernels(generator, trace, tiers, args: argparse.Namespace) -> Figures:
+    """Fast mode, but stock's kernels compute the GPU's experts after the copies."""
+    lane = tiers.cpu_lane
+    own, lane.experts = lane.experts, None
+    lane.split = replace(lane.split, costs=replace(lane.split.costs, kernels_s=0.0))
+    figures = {
+        f"fast_c{n}_stock_kernels": lanes(
+            generator, n, args.tokens, trace, tiers, skip=args.skip // 2
+        )
+        for n in (1, 2, 4)
+    }
+    lane.experts = own
+    return figures
+
+
 def speed(args: argparse.Namespace) -> Figures:
     body: Figures = {
         "layers": args.layers,
@@ -165,8 +187,7 @@ def speed(args: argparse.Namespace) -> Figures:
         )  # fmt: skip
         loaded, kernels = load(options, tiered=True)
         trace = make_trace(DummySpec(layers=args.layers))
-        while args.wait_for is not None and not args.wait_for.exists():
-            time.sleep(0.5)
+        await_file(args.wait_for)
         pool = CpuKernels(threads=args.threads, isa=args.isa, precision=args.precision)
         lane = build_cpu_lane(loaded, kernels, pool, SplitState(START_COSTS, 0.5))
         budget = VramBudget(
@@ -207,6 +228,8 @@ def speed(args: argparse.Namespace) -> Figures:
                     name = "model_ceiling" if n == 1 else f"model_ceiling_c{n}"
                     body[name] = ceiling(lane.split.costs, args.layers - 3, exact, fast)
                     log(name, body[name])
+            if mode == "fast" and args.stock_kernels:
+                body |= with_stock_kernels(generator, trace, tiers, args)
             tiers.lookahead = ahead
             save("fast-speed", body, args.out)
         calibrated = lane.split
@@ -242,6 +265,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--skip", type=int, default=160, help="tokens before those measured")
     parser.add_argument("--plain", nargs="*", default=["exact", "fast"], help="modes measured without look-ahead too")  # fmt: skip
+    parser.add_argument("--stock-kernels", action="store_true", help="fast mode with stock's expert kernels too, without look-ahead")  # fmt: skip
     parser.add_argument("--shares", type=float, nargs="*", default=[])
     parser.add_argument("--ahead", type=int, default=AUTO)
     parser.add_argument("--prefill", type=int, nargs="*", default=[32768])

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from copy_times import CopyTimes
 from gpu_harness import dummy_options, generator_of, load, log, save
 
 from glm53_server.engine.exl3_dummy import DummySpec
@@ -83,8 +84,8 @@ def decode(
     generator, streams: int, tokens: int, trace: RoutingTrace, tiers: ExpertTiers | None,
     skip: int = 16, at_start: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:  # fmt: skip
-    """tok/s in total, after the first `skip` tokens; counters of the tiers over the measured part, which
-    begins with `at_start`.
+    """tok/s in total, after the first `skip` tokens and without the steps whose copies are timed; counters of
+    the tiers over the measured part, which begins with `at_start`.
     """
     from exllamav3 import GreedySampler, Job
 
@@ -96,7 +97,10 @@ def decode(
     generator.enqueue(jobs)
     steps = produced = 0
     started = before = None
+    copies = CopyTimes(tiers.residency if tiers else None)
     while generator.num_remaining_jobs():
+        if started is not None:
+            copies.begin()
         results = generator.iterate()
         count = sum(1 for r in results if r["stage"] == "streaming")
         if count == streams:
@@ -106,28 +110,25 @@ def decode(
             at_start()
             before = tiers.residency.counters() if tiers else None
             started = time.perf_counter()
-            if tiers:
-                tiers.residency.gather_times = []
         elif started is not None:
             produced += count
+            copies.end(count)
     torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    figures = {
-        "tok_per_s": round(produced / seconds, 2),
-        "ms_per_step": round(1e3 * seconds * streams / produced, 2),
-    }
+    seconds = time.perf_counter() - started - copies.wall_s
+    counted = produced - copies.produced
+    step_ms = 1e3 * seconds * streams / counted
+    figures = {"tok_per_s": round(counted / seconds, 2), "ms_per_step": round(step_ms, 2)}
     if tiers:
         after = tiers.residency.counters()
         delta = {k: after[k] - before[k] for k in after}
-        gather_s = sum(a.elapsed_time(b) for a, b in tiers.residency.gather_times) / 1e3
-        tiers.residency.gather_times = None
-        moved = delta["admitted"] * tiers.residency.layout.record_bytes
+        gather_ms = copies.ms_per_step()
+        gb_per_s = copies.experts_per_s() * tiers.residency.layout.record_bytes / 1e9
         figures |= {
             "hit_rate": round(delta["hits"] / max(1, delta["hits"] + delta["misses"]), 4),
             "misses_per_token": round(delta["misses"] / produced, 1),
-            "gather_ms_per_step": round(1e3 * gather_s * streams / produced, 2),
-            "gather_gb_per_s": round(moved / max(gather_s, 1e-9) / 1e9, 2),
-            "other_ms_per_step": round(1e3 * (seconds - gather_s) * streams / produced, 2),
+            "gather_ms_per_step": round(gather_ms, 2),
+            "gather_gb_per_s": round(gb_per_s, 2),
+            "other_ms_per_step": round(step_ms - gather_ms, 2),
             "no_victim": delta["no_victim"],
         }  # fmt: skip
     log(f"decode C{streams}", figures)
@@ -218,8 +219,7 @@ class RouteOnly:
 
     def routing_fn(self, rows, cfg, y, params):
         picks, weights = self._route(rows, cfg, y, params)
-        self._trace(self._layer, picks)
-        return picks, weights
+        return self._trace(self._layer, picks), weights
 
 
 def stock(

@@ -113,6 +113,10 @@ class Settings:
         False, "cpu.frozen_split", "GLM53_FROZEN_SPLIT", "cpu_tier.frozen_split",
         "keep the CPU/GPU split of the start, for reproducible runs",
     )
+    own_kernels: bool = setting(
+        True, "cpu.own_kernels", "GLM53_OWN_KERNELS", "cpu_tier.own_kernels",
+        "fast mode computes the GPU's experts with kernels of its own, beside the copies; false: with exllamav3's, after them",
+    )
     triton_pin: bool = setting(
         True, "gpu.triton_pin", "GLM53_TRITON_PIN", "child_env",
         "keep Triton's and exllamav3's kernel choices between runs, so that two runs give the same bits",

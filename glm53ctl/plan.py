@@ -88,6 +88,7 @@ class CpuTierPlan:
     bandwidth_bytes_per_s: int | None = None  # GLM53_CT_B
     swizzled: bool = True  # GLM53_CT_SWZ
     frozen_split: bool = False
+    own_kernels: bool = True  # the GPU's part by our kernels, beside the copies; else by stock's
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,12 @@ def _limits(inputs: _Inputs, cache_tokens: int, chunk_tokens: int = SIZES[0]) ->
 
 def _tier(inputs: _Inputs) -> CpuTierPlan:
     settings = inputs.profile.settings
-    return CpuTierPlan(settings.tier_bytes_per_s, settings.tier_swizzled, settings.frozen_split)
+    return CpuTierPlan(
+        settings.tier_bytes_per_s,
+        settings.tier_swizzled,
+        settings.frozen_split,
+        settings.own_kernels,
+    )
 
 
 _QUIET = (("HF_HUB_OFFLINE", "1"), ("HF_HUB_DISABLE_TELEMETRY", "1"), ("DO_NOT_TRACK", "1"))

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+from .cuda_experts import AheadStruct, ExpertsStruct, ForkStruct
+from .cuda_router import RouterStruct
 from .sources import CUDA, LIB, have_sources, is_stale
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 COUNTERS = (
     "hits",
     "misses",
@@ -59,6 +61,7 @@ class ResidencyStruct(ctypes.Structure):
         ("num_jobs", ctypes.c_uint64),
         ("num_cpu", ctypes.c_uint64),
         ("pending", ctypes.c_uint64),
+        ("copied", ctypes.c_uint64),
         ("copy_box", ctypes.c_uint64),
     )
 
@@ -83,6 +86,7 @@ class StepStruct(ctypes.Structure):
         ("weights", ctypes.c_uint64),
         ("mailbox", ctypes.c_uint64),
         ("protected_picks", ctypes.c_uint64),
+        ("runs", ctypes.c_uint64),
     )
 
 
@@ -110,30 +114,41 @@ class CudaKernels:
                 f"{library} has (ABI, residency bytes, step bytes) {found}, these bindings need {wanted}: "
                 "run `make kernels`"
             )
-        pointer, integer, wide = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
-        state = ctypes.POINTER(ResidencyStruct)
-        step = ctypes.POINTER(StepStruct)
-        self._declare("glm53_cache_step", state, step, pointer)
-        self._declare("glm53_mailbox_wait", step, pointer)
-        self._declare("glm53_combine", state, step, pointer, pointer)
-        self._declare("glm53_gather", state, integer, pointer)
-        self._declare("glm53_tables_rebuild", state, integer, integer, pointer, pointer)
-        self._declare("glm53_slots_evict", state, integer, integer, integer, pointer)
-        self._declare("glm53_slots_adopt", state, integer, integer, pointer, pointer)
-        self._declare("glm53_verify", state, pointer)
-        self._declare("glm53_host_register", wide, wide, ctypes.POINTER(wide))
-        self._declare("glm53_host_unregister", wide)
-        self._declare("glm53_copy_async", wide, wide, wide, pointer)
-        self._declare("glm53_copier_create", wide, wide, ctypes.POINTER(pointer))
-        self._declare("glm53_copier_drain", pointer, integer, ctypes.POINTER(integer))
-        self._declare("glm53_settle", state, pointer)
-        self._declare("glm53_copier_failed", pointer)
-        self._declare("glm53_copier_destroy", pointer)
+        self._declare_all()
 
-    def _declare(self, name: str, *argument_types: object) -> None:
-        function = getattr(self._lib, name)
-        function.argtypes = argument_types
-        function.restype = ctypes.c_int
+    def _declare_all(self) -> None:
+        pointer, integer, wide = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
+        state, step = ctypes.POINTER(ResidencyStruct), ctypes.POINTER(StepStruct)
+        experts, fork = ctypes.POINTER(ExpertsStruct), ctypes.POINTER(ForkStruct)
+        router, ahead = ctypes.POINTER(RouterStruct), ctypes.POINTER(AheadStruct)
+        arguments: dict[str, tuple[object, ...]] = {
+            "cache_step": (state, step, pointer),
+            "mailbox_wait": (step, pointer),
+            "combine": (state, step, pointer, pointer),
+            "gather": (state, integer, pointer),
+            "experts_prepare": (experts,),
+            "experts_run": (experts, step, integer, pointer),
+            "experts_combine": (state, experts, step, pointer, pointer),
+            "layer_begin": (state, experts, step, fork, pointer),
+            "layer_end": (state, experts, step, fork, pointer, pointer),
+            "guess": (router, pointer, integer, pointer),
+            "look_ahead": (state, router, step, ahead),
+            "settle": (state, pointer),
+            "tables_rebuild": (state, integer, integer, pointer, pointer),
+            "slots_evict": (state, integer, integer, integer, pointer),
+            "slots_adopt": (state, integer, integer, pointer, pointer),
+            "verify": (state, pointer),
+            "host_register": (wide, wide, ctypes.POINTER(wide)),
+            "host_unregister": (wide,),
+            "copy_async": (wide, wide, wide, pointer),
+            "copier_create": (wide, wide, pointer, ctypes.POINTER(pointer)),
+            "copier_drain": (pointer, integer, ctypes.POINTER(integer)),
+            "copier_failed": (pointer,),
+            "copier_destroy": (pointer,),
+        }
+        for name, types in arguments.items():
+            function = getattr(self._lib, f"glm53_{name}")
+            function.argtypes, function.restype = types, ctypes.c_int
 
     def _check(self, status: int) -> None:
         if status:
@@ -150,6 +165,39 @@ class CudaKernels:
     def combine(self, state: ResidencyStruct, step: StepStruct, final: int, stream: int) -> None:
         """Add the CPU tier's sum to float32 [rows, hidden] at `final`."""
         self._check(self._lib.glm53_combine(state, step, final, stream))
+
+    def experts_prepare(self, model: ExpertsStruct) -> None:
+        """Make the kernels of such a layer ready; refuses shapes and bits that they cannot do."""
+        self._check(self._lib.glm53_experts_prepare(model))
+
+    def experts_run(self, model: ExpertsStruct, step: StepStruct, place: int, stream: int) -> None:
+        """Compute a step's picks whose experts were there (place 0), or that it admitted (place 1)."""
+        self._check(self._lib.glm53_experts_run(model, step, place, stream))
+
+    def experts_combine(
+        self,
+        state: ResidencyStruct,
+        model: ExpertsStruct,
+        step: StepStruct,
+        final: int,
+        stream: int,
+    ) -> None:
+        """Add what the GPU and the CPU tier computed to float32 [rows, hidden] at `final`."""
+        self._check(self._lib.glm53_experts_combine(state, model, step, final, stream))
+
+    def layer_begin(
+        self, state: ResidencyStruct, model: ExpertsStruct, step: StepStruct, fork: ForkStruct,
+        stream: int,
+    ) -> None:  # fmt: skip
+        """Once the inputs on `stream` are there: cache_step, gather and experts_run, beside it."""
+        self._check(self._lib.glm53_layer_begin(state, model, step, fork, stream))
+
+    def layer_end(
+        self, state: ResidencyStruct, model: ExpertsStruct, step: StepStruct, fork: ForkStruct,
+        final: int, stream: int,
+    ) -> None:  # fmt: skip
+        """Wait for that and for the CPU tier, then experts_combine."""
+        self._check(self._lib.glm53_layer_end(state, model, step, fork, final, stream))
 
     def gather(self, state: ResidencyStruct, blocks: int, stream: int) -> None:
         """Copy the records the last cache_step admitted, with `blocks` thread blocks."""
@@ -198,26 +246,40 @@ class CudaKernels:
         """Enqueue a copy from registered host memory to a device address; refused for any other."""
         self._check(self._lib.glm53_copy_async(destination, source, size_bytes, stream))
 
-    def copier_create(self, box: int, record_bytes: int) -> int:
+    def look_ahead(
+        self,
+        state: ResidencyStruct,
+        router: RouterStruct | None,
+        step: StepStruct,
+        ahead: AheadStruct,
+    ) -> None:
+        """Guess from the step's x and decide a look-ahead step."""
+        self._check(self._lib.glm53_look_ahead(state, router, step, ahead))
+
+    def copier_create(self, box: int, record_bytes: int, done: int) -> int:
         """Start a copy thread over a zeroed, pinned copy box at a host address; returns its handle."""
         handle = ctypes.c_void_p()
-        self._check(self._lib.glm53_copier_create(box, record_bytes, ctypes.byref(handle)))
+        self._check(self._lib.glm53_copier_create(box, record_bytes, done, ctypes.byref(handle)))
         return handle.value or 0
 
     def copier_failed(self, copier: int) -> bool:
-        """True once a copy failed: nothing is looked ahead any more."""
+        """True once a copy failed: what was posted with it never ends."""
         return bool(self._lib.glm53_copier_failed(copier))
 
     def copier_drain(self, copier: int, limit_ms: int) -> bool:
-        """Wait until all posted copies are done; False when they are not within the limit."""
+        """Wait until all posted copies are done; False when the thread does not take them up in time."""
         idle = ctypes.c_int32()
         self._check(self._lib.glm53_copier_drain(copier, limit_ms, ctypes.byref(idle)))
         return bool(idle.value)
 
-    def settle(self, state: ResidencyStruct, stream: int) -> None:
-        """Take in what the copier has done, without a step."""
-        self._check(self._lib.glm53_settle(state, stream))
-
     def copier_destroy(self, copier: int) -> None:
         """End the thread after its last copy."""
         self._check(self._lib.glm53_copier_destroy(copier))
+
+    def guess(self, router: RouterStruct, x: int, rows: int, stream: int) -> None:
+        """Write to router.out the experts that it likes best for any row of fp16 [rows, hidden] at `x`."""
+        self._check(self._lib.glm53_guess(router, x, rows, stream))
+
+    def settle(self, state: ResidencyStruct, stream: int) -> None:
+        """Take in the looked-ahead copies that are done, without a step."""
+        self._check(self._lib.glm53_settle(state, stream))

@@ -57,7 +57,15 @@ class Target:
 CPU = Target("cpu", ("abi.h", "core/*", "cpu/*"), ("g++", "c++", "clang++"), ".cpp", _FLAGS)
 CUDA = Target(
     "cuda",
-    ("core/cache_policy.h", "core/copy_box.h", "core/mailbox.h", "core/host_device.h", "cuda/*"),
+    (
+        "core/cache_policy.h",
+        "core/copy_box.h",
+        "core/expert_runs.h",
+        "core/host_device.h",
+        "core/mailbox.h",
+        "core/trellis_window.h",
+        "cuda/*",
+    ),
     ("nvcc",),
     ".cu",
     _CUDA_FLAGS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ with warnings.catch_warnings():
     import torch
 
 if TYPE_CHECKING:
+    from gpu_rig import Rig
+
     from glm53_kernels.cuda import CudaKernels
     from glm53_server.engine.exl3_model import LoadedModel, LoadOptions
 
@@ -60,6 +62,22 @@ def kernels() -> CudaKernels:
     from glm53_kernels.cuda import CudaKernels
 
     return CudaKernels()
+
+
+@pytest.fixture
+def make_rig(kernels: CudaKernels) -> Iterator[Callable[..., Rig]]:
+    """make(name of a layout, slots): a residency beside its model."""
+    from gpu_rig import LAYOUTS, Rig
+
+    rigs: list[Rig] = []
+
+    def make(name: str = "tiny", slots: int = 10) -> Rig:
+        rigs.append(Rig(kernels, LAYOUTS[name], slots))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
 
 
 @pytest.fixture(scope="session")

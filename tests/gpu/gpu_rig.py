@@ -14,10 +14,18 @@ from cache_model import Decision, Ring, Step, apply, decide
 from tier_cases import ROWS, Box, X
 
 from glm53_kernels.cuda import COUNTERS, CudaKernels, StepStruct
+from glm53_kernels.cuda_experts import AheadStruct
 from glm53_server.moe.arena import ExpertArena, RecordLayout
 from glm53_server.moe.residency import Residency
+from glm53_server.moe.step_events import StepEvents
 
 DEVICE = torch.device("cuda:0")
+# A record of one word more than a copy chunk, one well below, and the tiny checkpoint's.
+LAYOUTS = {
+    "odd": RecordLayout(layers=3, experts=40, gate_bytes=16384, up_bytes=16384, down_bytes=16),
+    "small": RecordLayout(layers=2, experts=288, gate_bytes=48, up_bytes=16, down_bytes=32),
+    "tiny": RecordLayout(layers=3, experts=16, gate_bytes=12288, up_bytes=12288, down_bytes=12288),
+}
 
 
 def fill_random(layer: int, destination: torch.Tensor, pool: ThreadPoolExecutor) -> None:
@@ -50,12 +58,11 @@ class Rig:
         self.residency.rebuild(0, layout.layers)
         self.ring = Ring([None] * slots)
         self.counted: dict[str, int] = dict.fromkeys(COUNTERS, 0)
-        self.copier: CopyThread | None = None
+        self.ahead = Ahead(self)
 
     def close(self) -> None:
         torch.cuda.synchronize()
-        if self.copier is not None:
-            self.copier.close()
+        self.ahead.close()
         self.arena.close()
 
     def slot_of(self, key: int) -> int | None:
@@ -70,30 +77,6 @@ class Rig:
         self.residency.decode_step(struct)
         torch.cuda.synchronize()
         return self.decided(layer, picks, admit_limit)
-
-    def ahead(
-        self, layer: int, guess: Sequence[int], limit: int, in_use: Sequence[int] = ()
-    ) -> Decision:
-        """A look-ahead step: the best guesses of the next layer are copied by the copy thread, nothing
-        counts as used, and slots of the layer before that are `in_use` stay."""
-        if self.copier is None:
-            self.copier = CopyThread(self.kernels, self.residency)
-        ids = torch.tensor(list(guess), dtype=torch.int64, device=DEVICE)
-        used = torch.tensor(list(in_use), dtype=torch.int64, device=DEVICE)
-        struct = self.residency.new_step(layer)
-        struct.picks, struct.num_picks = ids.data_ptr(), len(guess)
-        struct.protected_picks, struct.num_protected = used.data_ptr(), len(in_use)
-        struct.lookahead, struct.admit_limit = 1, limit
-        self.copier.post(struct)
-        self.copier.settle()
-        before = (layer - 1) * self.layout.experts
-        slots = {self.slot_of(before + pick) for pick in in_use} - {None} - self.ring.locked
-        self.ring.locked |= slots
-        decision = decide(self.ring, self.asked(layer, guess, limit, lookahead=True))
-        self.ring.locked -= slots
-        apply(self.ring, decision, layer * self.layout.experts)
-        self.counted["lookahead"] += len(decision.admissions)
-        return decision
 
     @property
     def now(self) -> int:
@@ -166,9 +149,7 @@ class Rig:
         assert residency._arrays["last"].tolist() == [last for _, last in known]
         assert residency.heat().tolist() == [self.ring.heat.now(key, self.now) for key in keys]
         found = residency.counters()
-        found["lookahead_waits"] = (
-            0  # how often the host thread lost the race is nobody's to foresee
-        )
+        found["lookahead_waits"] = 0  # how often a copy is not done yet is nobody's to foresee
         assert {name: found[name] for name in self.counted} == self.counted
         assert self.found_tables() == self.expected_tables()
         for key, slot in where.items():
@@ -195,37 +176,120 @@ class PinnedBox(Box):
         self._kernels.host_unregister(self._start)
 
 
-class CopyThread:
-    """The library's copy thread over a copy box of its own."""
+class Ahead:
+    """Look-ahead steps of a rig, whole as the server makes them, or cut into decision, copies and the taking
+    in; the ring knows a decided slot as locked and empty until its copy is taken in."""
 
-    def __init__(self, kernels: CudaKernels, residency: Residency) -> None:
-        self._kernels = kernels
-        self._residency = residency
-        self._map = mmap.mmap(-1, mmap.PAGESIZE)
-        self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        residency.state.copy_box = kernels.host_register(self._box, len(self._map))
-        self._copier = kernels.copier_create(self._box, residency.layout.record_bytes)
-        self._sequence = 0
-
-    def post(self, step: StepStruct, *, wait: bool = True) -> None:
-        """Decide the step, and wait for the decision."""
-        self._sequence += 1
-        step.sequence = self._sequence
-        self._kernels.cache_step(self._residency.state, step, self._residency.stream())
-        if wait:
-            torch.cuda.synchronize()
-
-    def settle(self) -> None:
-        """Wait for the copies and take them in."""
-        self._kernels.copier_drain(self._copier, 2000)
-        self._kernels.settle(self._residency.state, self._residency.stream())
-        torch.cuda.synchronize()
-
-    @property
-    def failed(self) -> bool:
-        return self._kernels.copier_failed(self._copier)
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._under_way: list[tuple[int, int]] = []  # (key, slot)
+        self._stream, self._events = torch.cuda.Stream(DEVICE), StepEvents(DEVICE)
+        self._struct = AheadStruct(
+            size=ctypes.sizeof(AheadStruct), stream=self._stream.cuda_stream,
+            routed=self._events.routed.cuda_event, copied=self._events.copied.cuda_event,
+            decided=self._events.decided.cuda_event,
+        )  # fmt: skip
+        self.sequence = 0
+        self._area = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+        self._box = ctypes.addressof(ctypes.c_char.from_buffer(self._area))
+        # The first page is the copy thread's box; nobody looks into the second.
+        state, kernels = rig.residency.state, rig.kernels
+        self._alias = state.copy_box = kernels.host_register(self._box, 2 * mmap.PAGESIZE)
+        self._copier = kernels.copier_create(self._box, rig.layout.record_bytes, state.copied)
 
     def close(self) -> None:
-        self._residency.state.copy_box = 0
-        self._kernels.copier_destroy(self._copier)
-        self._kernels.host_unregister(self._box)
+        self._rig.kernels.copier_destroy(self._copier)
+        self._rig.kernels.host_unregister(self._box)
+
+    def __call__(
+        self, layer: int, guess: Sequence[int], limit: int, in_use: Sequence[int] = ()
+    ) -> Decision:
+        """The best guesses of the next layer are copied and taken in, nothing counts as used, and slots of
+        the layer before that are `in_use` stay."""
+        step, *_kept = self._step(layer, guess, limit, in_use)
+        self.enqueue(step)
+        decision = self._model(layer, guess, limit, in_use)
+        self.settle()
+        self.taken_in()
+        return decision
+
+    def enqueue(self, step: StepStruct) -> None:
+        """Decision and copies, beside the compute stream. Waits for nothing."""
+        self.sequence = step.sequence = self.sequence + 1
+        self._events.routed.record()
+        self._events.copied.record()
+        self._rig.kernels.look_ahead(self._rig.residency.state, None, step, self._struct)
+        torch.cuda.current_stream().wait_event(self._events.decided)
+
+    def decide(self, layer: int, guess: Sequence[int], limit: int) -> int:
+        """Only the decision; returns its sequence number."""
+        step, *_kept = self._step(layer, guess, limit, ())
+        self.sequence = step.sequence = self.sequence + 1
+        residency = self._rig.residency
+        residency.state.copy_box = self._alias + mmap.PAGESIZE
+        self._rig.kernels.cache_step(residency.state, step, residency.stream())
+        residency.state.copy_box = self._alias
+        torch.cuda.synchronize()
+        if not self._under_way:
+            self._model(layer, guess, limit, ())
+        assert self.pending() == self._under_way
+        return self.sequence
+
+    def bring(self, sequence: int) -> None:
+        """Only the copies of such a decision, if it was the last that decided something."""
+        residency = self._rig.residency
+        if residency._arrays["pending"][1] == sequence:
+            for key, slot in self.pending():
+                self._rig.memory[slot].copy_(self._rig.record(key))
+            residency._arrays["copied"][0] = sequence
+        torch.cuda.synchronize()
+
+    def settle(self) -> None:
+        """Take in what is done by now; the copy thread is waited for."""
+        torch.cuda.synchronize()
+        assert self._rig.kernels.copier_drain(self._copier, 2000)
+        self._rig.kernels.settle(self._rig.residency.state, self._rig.residency.stream())
+        torch.cuda.synchronize()
+
+    def taken_in(self) -> None:
+        """The model's half of a settle, or of a step that found the copies done."""
+        ring = self._rig.ring
+        for key, slot in self._under_way:
+            ring.locked.discard(slot)
+            if key not in ring.owner:
+                ring.owner[slot] = key
+        self._rig.counted["lookahead"] += len(self._under_way)
+        self._under_way = []
+        assert self.pending() == []
+
+    def pending(self) -> list[tuple[int, int]]:
+        """What the device says is under way."""
+        count, _, *pairs = self._rig.residency._arrays["pending"].tolist()
+        return list(zip(pairs[0::2], pairs[1::2], strict=True))[:count]
+
+    def _step(
+        self, layer: int, guess: Sequence[int], limit: int, in_use: Sequence[int]
+    ) -> tuple[StepStruct, torch.Tensor, torch.Tensor]:
+        """The step, and what it points at."""
+        ids = torch.tensor(list(guess), dtype=torch.int64, device=DEVICE)
+        used = torch.tensor(list(in_use), dtype=torch.int64, device=DEVICE)
+        step = self._rig.residency.new_step(layer)
+        step.lookahead, step.admit_limit = 1, limit
+        step.picks, step.num_picks = ids.data_ptr(), len(guess)
+        step.protected_picks, step.num_protected = used.data_ptr(), len(in_use)
+        return step, ids, used
+
+    def _model(
+        self, layer: int, guess: Sequence[int], limit: int, in_use: Sequence[int]
+    ) -> Decision:
+        rig, ring = self._rig, self._rig.ring
+        before = (layer - 1) * rig.layout.experts
+        slots = {rig.slot_of(before + pick) for pick in in_use} - {None} - ring.locked
+        ring.locked |= slots
+        decision = decide(ring, rig.asked(layer, guess, limit, lookahead=True))
+        ring.locked -= slots
+        for expert, slot, _ in decision.admissions:
+            ring.owner[slot] = None
+            ring.locked.add(slot)
+            self._under_way.append((layer * rig.layout.experts + expert, slot))
+        return decision

@@ -6,7 +6,7 @@ import pytest
 from gpu_fast import quality
 
 CPU_THREADS = 4
-NEAR_TIE_NATS = 0.1  # where two experts are nearly tied, rounding picks the other one
+NEAR_TIE_NATS = 0.15  # where two experts are nearly tied, rounding picks the other one
 
 
 # Both precisions differ from the card's kernels by the same 2.5e-4 on this checkpoint (docs/modes.md has why).

@@ -10,32 +10,12 @@ import numpy as np
 import pytest
 import torch
 from cache_model import ONE_PICK
-from gpu_rig import DEVICE, CopyThread, PinnedBox, Rig, bits
+from gpu_rig import DEVICE, PinnedBox, Rig
 from tier_cases import EXPERT, LAYER, NUM_PICKS, NUM_ROWS, PICKS, ROW, WEIGHT, X
 
 from glm53_kernels.cuda import CudaKernelError, CudaKernels
-from glm53_server.moe.arena import RecordLayout
 
-# A record of one word more than a copy chunk, one well below, and the tiny checkpoint's.
-LAYOUTS = {
-    "odd": RecordLayout(layers=3, experts=40, gate_bytes=16384, up_bytes=16384, down_bytes=16),
-    "small": RecordLayout(layers=2, experts=288, gate_bytes=48, up_bytes=16, down_bytes=32),
-    "tiny": RecordLayout(layers=3, experts=16, gate_bytes=12288, up_bytes=12288, down_bytes=12288),
-}
 HIDDEN = 256
-
-
-@pytest.fixture
-def make_rig(kernels: CudaKernels) -> Iterator[Callable[..., Rig]]:
-    rigs: list[Rig] = []
-
-    def make(name: str = "tiny", slots: int = 10) -> Rig:
-        rigs.append(Rig(kernels, LAYOUTS[name], slots))
-        return rigs[-1]
-
-    yield make
-    for rig in rigs:
-        rig.close()
 
 
 @pytest.mark.parametrize(
@@ -57,95 +37,6 @@ def test_steps_follow_the_model(make_rig: Callable[..., Rig], name: str, slots: 
         rig.check()
     assert rig.counted["hits"] > 0
     assert rig.counted["evictions"] > 0
-    assert rig.residency.verify() == 0
-
-
-def test_a_look_ahead_brings_the_best_guesses_and_counts_nothing_as_used(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig = make_rig()
-    rig.step(0, [1, 2])
-    decision = rig.ahead(1, [7, 3, 7 + 2, 4, -1], limit=3)
-    assert [expert for expert, _, _ in decision.admissions] == [7, 3, 9]
-    rig.check()
-    assert rig.step(1, [7, 4]).hits == 1
-    rig.check()
-    for layer in (2, 1, 2, 1, 1, 2):
-        rig.ahead(layer, [5, 1, 0, 8], limit=2)
-        rig.check()
-        rig.step(layer, [1, 0, 6])
-        rig.check()
-    assert rig.residency.verify() == 0
-
-
-def test_a_look_ahead_leaves_the_slots_that_the_layer_before_reads(
-    make_rig: Callable[..., Rig],
-) -> None:
-    rig, chance = make_rig("small", 12), random.Random(5)
-    for _ in range(150):
-        picks = chance.sample(range(-1, 30), 8)
-        rig.step(0, picks)
-        held = {rig.slot_of(pick) for pick in picks if pick >= 0}
-        decision = rig.ahead(1, chance.sample(range(-1, 40), 8), limit=6, in_use=picks)
-        assert not held & {slot for _, slot, _ in decision.admissions}
-        rig.check()
-        rig.step(1, chance.sample(range(40), 4))
-        rig.check()
-    assert rig.counted["lookahead"] > 100
-    assert rig.residency.verify() == 0
-
-
-def test_a_copy_under_way_is_no_hit_and_its_slot_nobodys(make_rig: Callable[..., Rig]) -> None:
-    """Between the decision and the end of the copies, decode reads at home and takes other slots."""
-    rig = make_rig("tiny", 6)
-    rig.step(0, [1, 2])
-    copier = rig.copier = CopyThread(rig.kernels, rig.residency)
-    ids = torch.tensor([3, 4], dtype=torch.int64, device=DEVICE)
-    step = rig.residency.new_step(1)
-    step.lookahead, step.admit_limit = 1, 2
-    step.picks, step.num_picks = ids.data_ptr(), 2
-    rig.residency.slot_address.fill_(16)  # no memory of anybody: the copies fail, and never end
-    copier.post(step)
-    copier.settle()
-    assert copier.failed
-    addresses = [row.data_ptr() for row in rig.memory]
-    rig.residency.slot_address.copy_(torch.tensor(addresses, dtype=torch.int64))
-    rig.residency.rebuild(0, rig.layout.layers)
-    held = bits(rig.residency._arrays["locked"])
-    assert len(held) == 2
-    rig.ring.locked |= held
-    (rig.ring.hand,) = rig.residency._arrays["hand"].tolist()
-    for picks in ([3, 4], [5, 6], [3, 7], [4, 5]):
-        rig.step(1, picks)
-        rig.check()
-    copier.post(step)  # nothing more is posted while copies are under way
-    assert bits(rig.residency._arrays["locked"]) == held
-    rig.check()
-    assert rig.residency.verify() == 0
-
-
-def test_a_step_waits_for_copies_of_what_it_picks(make_rig: Callable[..., Rig]) -> None:
-    """Posted and picked at once, as often as the host thread may lose the race: always a hit."""
-    rig = make_rig("small", 12)
-    copier = rig.copier = CopyThread(rig.kernels, rig.residency)
-    step = rig.residency.new_step(1)
-    step.lookahead, step.admit_limit, step.num_picks = 1, 2, 2
-    chance = random.Random(3)
-    for _ in range(100):
-        ids = torch.tensor(chance.sample(range(40), 2), dtype=torch.int64, device=DEVICE)
-        resident = int((rig.residency.slot_of[rig.layout.experts + ids] >= 0).sum())
-        step.picks = ids.data_ptr()
-        copier.post(step, wait=False)
-        wanted = rig.residency.new_step(1)
-        wanted.picks, wanted.num_picks = ids.data_ptr(), 2
-        rig.residency.decode_step(wanted)
-        torch.cuda.synchronize()
-        counters = rig.residency.counters()
-        rig.counted["lookahead"] += 2 - resident
-        rig.counted["hits"] += 2
-        assert (counters["hits"], counters["misses"]) == (rig.counted["hits"], 0)
-        assert counters["lookahead"] == rig.counted["lookahead"]
-    assert rig.residency.counters()["lookahead_waits"] > 0
     assert rig.residency.verify() == 0
 
 

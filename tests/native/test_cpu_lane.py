@@ -19,7 +19,8 @@ from tier_cases import Box
 from glm53_kernels import CpuKernels, CpuTier
 from glm53_kernels.cuda import StepStruct
 from glm53_server.moe.arena import ExpertArena, RecordLayout
-from glm53_server.moe.cpu_tier import TRACK_EVERY, CpuLane, ExpertScales, ExpertShape
+from glm53_server.moe.cpu_tier import PROBE_LAYERS, TRACK_EVERY, CpuLane, ExpertScales
+from glm53_server.moe.expert_shape import ExpertShape
 from glm53_server.moe.split import LaneCosts, SplitState
 
 LAYERS, EXPERTS, HIDDEN, WIDE, BITS, LIMIT = 2, 3, 256, 128, (3, 4, 5), 10.0
@@ -235,24 +236,37 @@ def test_stats_name_what_was_done(stage: Stage) -> None:
     assert stats.gpu_share == START.share
 
 
-def test_both_lanes_are_measured_whatever_the_split_says(stage: Stage) -> None:
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_both_lanes_are_measured_whatever_the_split_says(stage: Stage, share: float) -> None:
+    """And on every layer in turn: one whose experts are all in slots has nothing to measure."""
     residency: Any = Residency()
     x, weights = torch.zeros(1, HIDDEN).half(), torch.zeros(1, 3).half()
-
-    def split_of(layer: int) -> tuple[float, float]:
-        step = StepStruct(layer=layer)
-        stage.lane.fill(step, x, weights)
-        return step.gpu_share, step.dither
-
     stage.lane.track_every = 4
-    stage.lane.split = SplitState(START.costs, 0.0)
-    after_steps(stage, residency, 2)
-    assert split_of(0)[1] < 1
-    after_steps(stage, residency, 1)  # the next step is timed
-    share, dither_ = split_of(0)
-    assert int(3 * share + dither_) >= 1, "the link gets no miss at all"
-    stage.lane.split = SplitState(START.costs, 1.0)
-    assert split_of(1) == (0.0, 0.0), "the CPU gets no miss at all"
-    assert split_of(2)[0] == 1.0
-    after_steps(stage, residency, 1)
-    assert split_of(1)[0] > 0
+    stage.lane.split = SplitState(START.costs, share, offset=0.0, frozen=False)
+    layers = range(2 * PROBE_LAYERS)
+
+    def splits() -> dict[int, tuple[float, float]]:
+        given = {}
+        for layer in layers:
+            step = StepStruct(layer=layer)
+            stage.lane.fill(step, x, weights)
+            given[layer] = step.gpu_share, step.dither
+        return given
+
+    linked, computed = set[int](), set[int]()
+    for _ in range(PROBE_LAYERS):
+        after_steps(stage, residency, 2)
+        assert all(
+            pair == (stage.lane.split.share, stage.lane.split.offset) for pair in splits().values()
+        )
+        after_steps(stage, residency, 1)  # the next step is timed
+        for layer, (part, dither) in splits().items():
+            if (part, dither) == (0.0, 0.0):
+                computed.add(layer)
+            elif dither >= 1.0:
+                linked.add(layer)
+        after_steps(stage, residency, 1)
+        stage.lane.split = SplitState(START.costs, share, offset=0.0)
+    assert linked == set(layers), "the link gets no miss at all on some layer"
+    if share:
+        assert computed == set(layers), "the CPU gets no miss at all on some layer"

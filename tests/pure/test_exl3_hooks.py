@@ -11,13 +11,14 @@ from glm53_server.engine.exl3_hooks import LayerHook, PassHook, ResidualWatch
 
 
 class Tiers:
-    """Records what the hooks say, in order, between the stock calls."""
+    """Records what the hooks say, in order, between the stock calls; routes elsewhere than asked."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []
 
-    def on_route(self, layer: int, picks: Any, weights: Any, x: torch.Tensor) -> None:
+    def on_route(self, layer: int, picks: Any, weights: Any, x: torch.Tensor) -> tuple[Any, Any]:
         self.said.append(("route", layer, picks, weights, x))
+        return f"other {picks}", f"other {weights}"
 
     def on_combine(self, layer: int, final: Any) -> None:
         self.said.append(("combine", layer, final))
@@ -31,7 +32,7 @@ def tiers() -> Any:
     return Tiers()
 
 
-def test_the_router_s_picks_are_passed_on_and_told(tiers: Any):
+def test_stock_computes_with_what_the_tiers_answer_to_the_router(tiers: Any):
     y = torch.zeros(1, 4)
     asked: list[Any] = []
 
@@ -40,14 +41,15 @@ def test_the_router_s_picks_are_passed_on_and_told(tiers: Any):
         return "picks", "weights"
 
     hook = LayerHook(route, lambda *_: None, 7, tiers)
-    assert hook.routing_fn(1, "cfg", y, {}) == ("picks", "weights")
+    assert hook.routing_fn(1, "cfg", y, {}) == ("other picks", "other weights")
     assert asked == [(1, "cfg", y, {})]
     assert tiers.said == [("route", 7, "picks", "weights", y)]
 
 
 def test_a_pass_over_all_experts_is_no_choice_of_the_router(tiers: Any):
     hook = LayerHook(lambda *_: ("picks", "weights"), lambda *_: None, 7, tiers)
-    hook.routing_fn(1, "cfg", torch.zeros(1, 4), {"activate_all_experts": True})
+    chosen = hook.routing_fn(1, "cfg", torch.zeros(1, 4), {"activate_all_experts": True})
+    assert chosen == ("picks", "weights")
     assert tiers.said == []
 
 

@@ -14,10 +14,14 @@ LAYERS, PICKS, HIDDEN, STAGE_ROWS = 3, 4, 16, 64
 
 
 class Recorder:
-    """Everything the tiers call, in one list; `in_prefill` and `passing` behave like the stager's."""
+    """Everything the tiers call, in one list; `in_prefill` and `passing` behave like the stager's.
+
+    As the CPU lane it has no GPU experts, unless a test sets `experts`: then its steps have runs.
+    """
 
     def __init__(self, capacity: int = 8) -> None:
         self.calls: list[Any] = []
+        self.experts: Any = None
         self.capacity = capacity
         self.in_prefill = self.passing = False
         self.layout = SimpleNamespace(layers=LAYERS)
@@ -30,7 +34,19 @@ class Recorder:
         return call
 
     def new_step(self, layer: int) -> SimpleNamespace:
-        return SimpleNamespace(layer=layer, mailbox=0)
+        return SimpleNamespace(layer=layer, mailbox=0, runs=0)
+
+    def fill(self, step: SimpleNamespace, x: torch.Tensor, weights: torch.Tensor) -> None:
+        del x, weights
+        self.calls.append(("fill",))
+        step.mailbox, step.runs = 1, int(self.experts is not None)
+
+    def begin(
+        self, step: SimpleNamespace, x: torch.Tensor, picks: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        del x
+        self.calls.append(("begin", step.layer, picks.numel()))
+        return torch.zeros_like(weights)
 
     def decode_step(self, step: SimpleNamespace) -> None:
         self.calls.append(("decode_step", step.layer, step.num_picks))
@@ -59,9 +75,12 @@ def tiers_over(recorder: Recorder, *, lane: bool = False, **options: Any) -> Exp
 
 
 def routed(tiers: ExpertTiers, layer: int, rows: int) -> torch.Tensor:
+    """The weights that stock's kernels are given; the router's are 1."""
     picks = torch.arange(rows * PICKS).view(rows, PICKS)
-    tiers.on_route(layer, picks, torch.ones(rows, PICKS), torch.zeros(rows, HIDDEN))
-    return picks
+    used, weights = tiers.on_route(layer, picks, torch.ones(rows, PICKS), torch.zeros(rows, HIDDEN))
+    assert used is picks
+    assert weights.shape == (rows, PICKS)
+    return weights
 
 
 @pytest.mark.parametrize("rows", [1, 4, DECODE_ROWS])
@@ -71,7 +90,7 @@ def test_decode_admits_layer_by_layer(rows: int) -> None:
     tiers.on_pass(rows, cache_only=False)
     assert recorder.taken() == [("poll_refill",)]
     for layer in range(LAYERS):
-        routed(tiers, layer, rows)
+        assert routed(tiers, layer, rows).all()
         tiers.on_combine(layer, torch.zeros(rows, HIDDEN))
         assert recorder.taken() == [("decode_step", layer, rows * PICKS)]
     assert (tiers.decode_steps, tiers.in_place_passes) == (1, 0)
@@ -82,7 +101,7 @@ def test_a_long_prompt_is_staged_one_layer_ahead() -> None:
     tiers = tiers_over(recorder)
     tiers.on_pass(STAGE_ROWS, cache_only=True)
     assert recorder.taken() == [("begin_pass", True)]
-    routed(tiers, 1, STAGE_ROWS)
+    assert routed(tiers, 1, STAGE_ROWS).all()
     tiers.on_combine(1, torch.zeros(1, STAGE_ROWS, HIDDEN))
     assert recorder.taken() == [("before_layer", 1), ("after_layer",)]
     assert tiers.decode_steps == 0
@@ -135,13 +154,53 @@ def test_the_cpu_lane_is_filled_before_the_step_and_combined_after_it() -> None:
     tiers = tiers_over(recorder, lane=True)
     tiers.on_pass(2, cache_only=False)
     assert recorder.taken() == [("poll_refill",), ("after_step",)]
-    routed(tiers, 1, 2)
+    assert routed(tiers, 1, 2).all()
     tiers.on_combine(1, torch.zeros(2, HIDDEN))
     assert recorder.taken() == [("fill",), ("decode_step", 1, 2 * PICKS), ("combine",)]
     tiers.on_pass(STAGE_ROWS, cache_only=False)
     routed(tiers, 1, STAGE_ROWS)
     tiers.on_combine(1, torch.zeros(STAGE_ROWS, HIDDEN))
     assert ("fill",) not in recorder.calls, "prefill stays on the GPU"
+
+
+def test_experts_of_our_own_take_the_step_and_stock_computes_none() -> None:
+    recorder = Recorder()
+    recorder.experts = SimpleNamespace(join=lambda: recorder.calls.append(("join",)))
+    tiers = tiers_over(recorder, lane=True)
+    tiers.on_pass(2, cache_only=False)
+    assert recorder.taken() == [("join",), ("poll_refill",), ("after_step",)]
+    assert not routed(tiers, 1, 2).any()
+    tiers.on_combine(1, torch.zeros(2, HIDDEN))
+    assert recorder.taken() == [("fill",), ("begin", 1, 2 * PICKS), ("combine",)]
+    tiers.on_pass(2, cache_only=True)
+    recorder.taken()
+    assert routed(tiers, 1, 2).all(), "a prefill's bits are stock's"
+    assert recorder.taken() == [("decode_step", 1, 2 * PICKS)]
+
+
+def test_a_layer_that_was_never_ended_is_joined_before_slots_are_given_away() -> None:
+    recorder = Recorder()
+    recorder.experts = SimpleNamespace(join=lambda: recorder.calls.append(("join",)))
+    tiers = tiers_over(recorder, lane=True)
+    ahead: Any = recorder
+    tiers.lookahead = ahead
+    tiers.drain()
+    assert recorder.taken() == [("join",), ("drain",)]
+    tiers.on_pass(STAGE_ROWS, cache_only=False)
+    calls = recorder.taken()
+    assert calls[0] == ("join",), "the copies of a guess may wait for what was not ended"
+    assert calls.index(("drain",)) < calls.index(("begin_pass", False))
+
+
+def test_a_look_ahead_follows_a_step_of_our_own_experts_too() -> None:
+    """They record what it waits for; only steps on the compute stream are announced."""
+    recorder = Recorder()
+    recorder.experts = SimpleNamespace(join=lambda: None)
+    tiers = tiers_over(recorder, lane=True)
+    ahead: Any = recorder
+    tiers.lookahead = ahead
+    routed(tiers, 0, 1)
+    assert recorder.taken() == [("fill",), ("begin", 0, PICKS), ("after_step", 0)]
 
 
 def test_the_debug_mode_checks_every_decode_step() -> None:
@@ -152,16 +211,22 @@ def test_the_debug_mode_checks_every_decode_step() -> None:
     assert ("verify",) in recorder.taken()
 
 
-def test_an_override_rewrites_the_picks_before_anybody_sees_them() -> None:
+def test_an_override_names_the_picks_that_everybody_uses() -> None:
     recorder = Recorder()
+    instead, seen = torch.full((1, PICKS), 7), []
 
-    def override(layer: int, picks: torch.Tensor) -> None:
+    def override(layer: int, picks: torch.Tensor) -> torch.Tensor:
+        del picks
         recorder.calls.append(("override", layer))
-        picks.fill_(7)
+        return instead
 
     tiers = tiers_over(recorder, route_override=override)
-    picks = routed(tiers, 2, 1)
-    assert (picks == 7).all()
+    tiers.recorder = lambda layer, picks: seen.append((layer, picks))
+    given, weights = torch.zeros((1, PICKS), dtype=torch.int64), torch.ones(1, PICKS)
+    used = tiers.on_route(2, given, weights, torch.zeros(1, HIDDEN))
+    assert used == (instead, weights)
+    assert tiers._steps[2].picks == instead.data_ptr()
+    assert seen == [(2, instead)]
     assert recorder.taken() == [("override", 2), ("decode_step", 2, PICKS)]
 
 
@@ -176,7 +241,7 @@ def test_a_look_ahead_guesses_after_each_decode_step_and_is_drained_before_a_pre
         routed(tiers, 0, rows)
         tiers.on_combine(0, torch.zeros(rows, HIDDEN))
         assert recorder.taken() == [
-            ("before_step",), ("decode_step", 0, rows * PICKS), ("after_step", 0),
+            ("before_step",), ("decode_step", 0, rows * PICKS), ("copies_enqueued",), ("after_step", 0),
         ]  # fmt: skip
     tiers.on_pass(100, cache_only=False)
     assert recorder.taken() == [("new_pass", 0), ("drain",), ("begin_pass", False)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from glm53_server.moe.routing_trace import (
+    GUESS_RECALL,
     REPEAT_TARGET,
     RoutingTrace,
     TraceSpec,
@@ -79,9 +80,7 @@ def test_the_seed_decides_everything() -> None:
 
 
 def routed(trace: RoutingTrace, layer: int, rows: int) -> torch.Tensor:
-    picks = torch.full((rows, SMALL.picks), -1)
-    trace(layer, picks)
-    return picks
+    return trace(layer, torch.full((rows, SMALL.picks), -1))
 
 
 def test_steps_advance_with_layer_0_and_start_again() -> None:
@@ -95,8 +94,65 @@ def test_steps_advance_with_layer_0_and_start_again() -> None:
 
 def test_a_prompt_takes_prefill_rows_over_and_over_and_no_step() -> None:
     trace = RoutingTrace(SMALL, CPU)
-    found = routed(trace, 1, 25)
+    given = torch.full((25, SMALL.picks), -1)
+    found = trace(1, given)
+    assert found is given
     assert torch.equal(found[:10], trace.prefill[1])
     assert torch.equal(found[10:20], trace.prefill[1])
     assert torch.equal(found[20:], trace.prefill[1, :5])
     assert torch.equal(routed(trace, 0, 1), trace.decode[0, 0, :1])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_step_lies_in_the_same_memory_every_time(rows: int) -> None:
+    trace = RoutingTrace(SMALL, CPU)
+    layers = range(SMALL.layers)
+    ahead = [trace.guesses_for(layer, rows) for layer in layers]
+    first = [routed(trace, layer, rows) for layer in layers]
+    routed(trace, 0, 3 - rows)  # another number of rows: its own memory, and the next step
+    for step in (2, 3):
+        for layer in layers:
+            picks, guesses = routed(trace, layer, rows), trace.guesses_for(layer, rows)
+            assert torch.equal(picks, trace.decode[step, layer, :rows])
+            assert picks.is_contiguous()
+            assert guesses.is_contiguous()
+            assert picks.data_ptr() == first[layer].data_ptr()
+            assert guesses.data_ptr() == ahead[layer].data_ptr()
+    everything = {part.data_ptr() for part in (*first, *ahead)}
+    assert len(everything) == 2 * SMALL.layers
+
+
+def test_the_router_s_picks_of_a_step_are_left_as_they_are() -> None:
+    trace = RoutingTrace(SMALL, CPU)
+    picks = torch.full((1, SMALL.picks), -1)
+    trace(0, picks)
+    assert (picks == -1).all()
+
+
+def test_guesses_are_of_this_step_and_come_best_first_of_all_streams(full: RoutingTrace) -> None:
+    full.restart()
+    right = 0
+    for step in range(20):
+        full(0, torch.zeros(2, FULL.picks, dtype=torch.int64))
+        for layer in range(FULL.layers):
+            guesses = full.guesses_for(layer, 2)
+            assert guesses.shape == (2 * FULL.picks,)
+            by_stream = guesses.view(FULL.picks, 2).T
+            right += int((by_stream == full.decode[step, layer]).sum())
+    share = right / (20 * FULL.layers * 2 * FULL.picks)
+    assert share == pytest.approx(GUESS_RECALL, abs=0.03)
+
+
+def test_the_guess_runs_the_router_and_drops_its_answer() -> None:
+    trace = RoutingTrace(SMALL, CPU)
+    asked: list[int] = []
+
+    def router(layer: int, x: torch.Tensor) -> torch.Tensor:
+        asked.append(layer)
+        return x
+
+    guess = trace.guess_after(router)
+    routed(trace, 0, 2)
+    assert guess(1, torch.zeros(2, 5)) is trace.guesses_for(1, 2)
+    assert guess(1, torch.zeros(7, 5)) is trace.guesses_for(1, SMALL.streams)
+    assert asked == [1, 1]

@@ -1,5 +1,5 @@
 // Copies of one look-ahead step, in pinned memory: decided by the GPU, issued by a host thread on the
-// copy engine, taken in by the first step that finds them done. Every line of 64 bytes has one writer.
+// copy engine, taken in by the first step that finds them done.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,6 @@ struct CopyJob {
 
 struct alignas(64) CopyBox {
     alignas(64) uint32_t posted;  // device, written last: sequence number of the jobs below
-    alignas(64) uint32_t done;    // host: sequence number of the last copied step
     alignas(64) uint32_t count;   // device, from here on
     CopyJob jobs[kCopyJobs];
 };

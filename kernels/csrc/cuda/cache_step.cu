@@ -8,6 +8,7 @@
 #include "../core/mailbox.h"
 #include "check.cuh"
 #include "residency.cuh"
+#include "run_list.cuh"
 
 namespace glm53 {
 namespace {
@@ -38,18 +39,16 @@ __device__ uint64_t nanoseconds() {
     return now;
 }
 
-// Has the host finished the copies that were posted last?
+// Are the copies done that were looked ahead last? They may end beside this kernel.
 __device__ bool copies_ended(const glm53_residency& state) {
-    const CopyBox* box = reinterpret_cast<const CopyBox*>(state.copy_box);
-    const uint32_t done = *reinterpret_cast<const volatile uint32_t*>(&box->done);
-    return static_cast<int32_t>(done - static_cast<uint32_t>(state.pending[1])) >= 0;
+    return *static_cast<const volatile uint32_t*>(state.copied) == static_cast<uint32_t>(state.pending[1]);
 }
 
 // A step that picks what is being copied waits for it: the rest of that copy is shorter than another one.
-// Whole block. Nothing that the host thread needs comes behind this kernel, and the wait is bounded.
+// Whole block. Nothing that the copying thread needs comes behind this kernel, and the wait is bounded.
 __device__ void await_wanted(const glm53_residency& state, const glm53_step& step) {
     const int thread = threadIdx.x;
-    if (state.copy_box == 0 || step.lookahead) return;
+    if (state.pending[0] == 0 || step.lookahead) return;
     bool wanted = false;
     if (thread < step.num_picks && step.picks[thread] >= 0 && step.picks[thread] < state.experts) {
         const int64_t key = static_cast<int64_t>(step.layer) * state.experts + step.picks[thread];
@@ -63,12 +62,15 @@ __device__ void await_wanted(const glm53_residency& state, const glm53_step& ste
     }
 }
 
-// Copies that the host has finished become resident; later ones stay out of everybody's way. Whole block.
+// Copies that are done become resident; those under way stay out of everybody's way. Whole block.
 __device__ void settle(const glm53_residency& state) {
     __shared__ int32_t arrived;
     const int thread = threadIdx.x;
-    if (state.copy_box == 0) return;
-    if (thread == 0) arrived = copies_ended(state) ? state.pending[0] : 0;
+    if (state.pending[0] == 0) return;
+    if (thread == 0) {
+        arrived = copies_ended(state) ? state.pending[0] : 0;
+        __threadfence();  // the bytes were written before the number that was read
+    }
     __syncthreads();
     if (thread < arrived) {
         const int32_t key = state.pending[2 + 2 * thread], slot = state.pending[3 + 2 * thread];
@@ -88,8 +90,8 @@ __device__ void settle(const glm53_residency& state) {
 }
 
 // Hand a look-ahead step's copies to the host thread behind the copy box.
-__device__ void post_copies(const glm53_step& step, const glm53_residency& state, const Admission* admissions,
-                            int admitted) {
+__device__ void post_copies(const glm53_step& step, const glm53_residency& state,
+                            const Admission* admissions, int admitted) {
     CopyBox* box = reinterpret_cast<CopyBox*>(state.copy_box);
     const int thread = threadIdx.x;
     if (thread < admitted) {
@@ -102,7 +104,7 @@ __device__ void post_copies(const glm53_step& step, const glm53_residency& state
         state.pending[3 + 2 * thread] = a.slot;
         box->jobs[thread] = {home_of(state, key), state.slot_address[a.slot]};
     }
-    if (thread == 0) {
+    if (thread == 0 && admitted) {
         state.pending[0] = admitted;
         state.pending[1] = static_cast<int32_t>(step.sequence);
         box->count = admitted;
@@ -112,7 +114,18 @@ __device__ void post_copies(const glm53_step& step, const glm53_residency& state
     if (thread == 0 && admitted) *reinterpret_cast<volatile uint32_t*>(&box->posted) = step.sequence;
 }
 
-// Picks whose expert is neither resident nor admitted: their rows and weights go to the mailbox,
+// The rows for the CPU, before it is known whether there is anything for it: they are long on their way.
+__device__ void post_rows(const glm53_step& step) {
+    const __half2* from = static_cast<const __half2*>(step.x);
+    float4* to = reinterpret_cast<float4*>(step.mailbox + mailbox_x(step.hidden));
+    const int quads = step.num_picks / step.per_row * static_cast<int>(step.hidden) / 4;
+    for (int i = threadIdx.x; i < quads; i += kThreads) {
+        const float2 a = __half22float2(from[2 * i]), b = __half22float2(from[2 * i + 1]);
+        to[i] = make_float4(a.x, a.y, b.x, b.y);
+    }
+}
+
+// Picks whose expert is neither resident nor admitted: they and their weights go to the mailbox,
 // their weights here become 0, which the stock kernels skip without reading.
 __device__ void post(const glm53_step& step, const glm53_residency& state, const int32_t* expert,
                      const int32_t* resident, const Admission* admissions, int admitted) {
@@ -129,7 +142,7 @@ __device__ void post(const glm53_step& step, const glm53_residency& state, const
         box->expert[at] = expert[thread];
         box->row[at] = thread / step.per_row;
         box->weight[at] = __half2float(weights[thread]);
-        weights[thread] = __float2half(0.0f);
+        if (!step.runs) weights[thread] = __float2half(0.0f);
     }
     __syncthreads();
     if (thread == 0) *state.num_cpu = posted;
@@ -140,16 +153,9 @@ __device__ void post(const glm53_step& step, const glm53_residency& state, const
         }
         return;
     }
-    const int rows = step.num_picks / step.per_row;
-    const __half2* from = static_cast<const __half2*>(step.x);
-    float4* to = reinterpret_cast<float4*>(step.mailbox + mailbox_x(step.hidden));
-    for (int i = thread; i < rows * static_cast<int>(step.hidden) / 4; i += kThreads) {
-        const float2 a = __half22float2(from[2 * i]), b = __half22float2(from[2 * i + 1]);
-        to[i] = make_float4(a.x, a.y, b.x, b.y);
-    }
     if (thread == 0) {
         box->layer = step.layer;
-        box->rows = rows;
+        box->rows = step.num_picks / step.per_row;
         box->picks = posted;
     }
     __threadfence_system();
@@ -176,6 +182,7 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step, c
     const int thread = threadIdx.x;
     const int64_t base = static_cast<int64_t>(step.layer) * state.experts;
 
+    if (step.mailbox) post_rows(step);
     await_wanted(state, step);
     settle(state);
     if (step.lookahead && state.pending[0] != 0) return;  // the last copies are still under way
@@ -237,6 +244,7 @@ __global__ void cache_step(const glm53_residency state, const glm53_step step, c
     if (thread < result.admitted) admissions[thread].evicted = state.owner[admissions[thread].slot];
     if (step.lookahead) return post_copies(step, state, admissions, result.admitted);
     if (step.mailbox) post(step, state, expert, resident, admissions, result.admitted);
+    if (step.runs) list_runs(step, expert, resident, admissions, result.admitted);
     if (thread < result.admitted) admit(state, step.layer, admissions[thread], thread);
 }
 
@@ -261,6 +269,9 @@ extern "C" int glm53_cache_step(const glm53_residency* state, const glm53_step* 
     if (step->mailbox && (step->per_row <= 0 || step->num_picks % step->per_row || step->hidden % 8 ||
                           step->num_picks / step->per_row > kMailboxRows))
         return fail("glm53_cache_step", "rows do not fit the mailbox");
+    if (step->runs && (step->lookahead || step->num_picks > kMostRuns || step->per_row <= 0 ||
+                       step->num_picks % step->per_row || step->num_picks / step->per_row > kRunRows))
+        return fail("glm53_cache_step", "picks do not fit the run list");
     const int measured = slots_to_measure(*state, *step);
     const size_t shared = sizeof(uint64_t) * measured + sizeof(uint32_t) * ((state->slots + 31) / 32);
     cache_step<<<1, kThreads, shared, static_cast<cudaStream_t>(stream)>>>(*state, *step, measured);

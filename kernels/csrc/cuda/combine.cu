@@ -1,4 +1,5 @@
 // Fast mode's other half: wait for the CPU tier without a polling kernel, then add its sum.
+#include "../core/expert_runs.h"
 #include "../core/mailbox.h"
 #include "check.cuh"
 #include "residency.cuh"
@@ -8,6 +9,7 @@ namespace glm53 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kFewThreads = 64;  // more blocks: each thread waits for a word per pick
 
 __global__ void combine(const glm53_residency state, const glm53_step step, float* __restrict__ final,
                         const int quads) {
@@ -23,8 +25,46 @@ __global__ void combine(const glm53_residency state, const glm53_step step, floa
     reinterpret_cast<float4*>(final)[i] = sum;
 }
 
+// Stock's sum holds no routed expert: add the picks that the GPU computed, in their order, and the CPU's sum.
+__global__ void combine_experts(const glm53_residency state, const glm53_experts model, const glm53_step step,
+                                float* __restrict__ final) {
+    const RunList& list = *static_cast<const RunList*>(step.runs);
+    const int row = blockIdx.y, quads = model.hidden / 4, i = blockIdx.x * kFewThreads + threadIdx.x;
+    if (i >= quads) return;
+    float4* to = reinterpret_cast<float4*>(final) + static_cast<size_t>(row) * quads + i;
+    float4 sum = *to;
+    for (int pick = row * step.per_row; pick < (row + 1) * step.per_row; ++pick) {
+        const float weight = list.weight[pick];
+        if (weight == 0.0f) continue;
+        const float4 y = reinterpret_cast<const float4*>(model.y)[static_cast<size_t>(pick) * quads + i];
+        sum.x += weight * y.x;
+        sum.y += weight * y.y;
+        sum.z += weight * y.z;
+        sum.w += weight * y.w;
+    }
+    if (*state.num_cpu != 0) {
+        const float4* out = reinterpret_cast<const float4*>(step.mailbox + mailbox_out(step.hidden));
+        const float4 part = __ldcv(out + static_cast<size_t>(row) * quads + i);
+        sum.x += part.x;
+        sum.y += part.y;
+        sum.z += part.z;
+        sum.w += part.w;
+    }
+    *to = sum;
+}
+
 }  // namespace
 }  // namespace glm53
+
+extern "C" int glm53_experts_combine(const glm53_residency* state, const glm53_experts* model, const glm53_step* step,
+                                     float* final, void* stream) {
+    using namespace glm53;
+    if (!step->runs || !step->mailbox || step->per_row <= 0) return fail("glm53_experts_combine", "not such a step");
+    if (step->num_picks == 0) return 0;
+    const dim3 blocks((model->hidden / 4 + kFewThreads - 1) / kFewThreads, step->num_picks / step->per_row);
+    combine_experts<<<blocks, kFewThreads, 0, static_cast<cudaStream_t>(stream)>>>(*state, *model, *step, final);
+    return check_launch("glm53_experts_combine");
+}
 
 extern "C" int glm53_mailbox_wait(const glm53_step* step, void* stream) {
     using namespace glm53;

@@ -1,5 +1,5 @@
-// A host thread that hands the copies of a CopyBox to the copy engine: unlike a copy kernel they take no
-// place on the GPU from the stock kernels that run meanwhile.
+// A host thread that hands the copies of a CopyBox to the copy engine. A kernel that copies beside stock's kernels
+// takes places from them, and many of them fill the card to its last place: what has none then waits for all others.
 #include <pthread.h>
 #include <signal.h>
 
@@ -10,6 +10,7 @@
 #include "../core/copy_box.h"
 #include "abi_cuda.h"
 #include "check.cuh"
+#include "wait_value.h"
 
 namespace glm53 {
 namespace {
@@ -22,36 +23,37 @@ constexpr auto kSleep = std::chrono::milliseconds(1);
 }  // namespace
 }  // namespace glm53
 
-// No stream waits for these copies: loading a module may stop this thread's calls until the card is idle,
-// and streams share the card's queues, so a waiting stream could wait for ever.
+// It waits for nothing on the card, because its calls and those of the thread that launches take turns: behind the
+// copies the card itself writes their number to `done`. Nor does a stream wait for this thread: loading a module may
+// stop its calls until the card is idle, and streams share the card's queues.
 struct glm53_copier {
     glm53::CopyBox* box;
     uint64_t record_bytes;
+    uint64_t done;  // device word
     int device;
     cudaStream_t stream = nullptr;
+    std::atomic<uint32_t> served{0};
     std::atomic<bool> failed{false}, stopping{false};
     std::thread thread;
 
-    void copy(uint32_t sequence) {
+    bool copy(uint32_t sequence) {
         const uint32_t count = box->count < glm53::kCopyJobs ? box->count : glm53::kCopyJobs;
         for (uint32_t i = 0; i < count; ++i) {
             const glm53::CopyJob& job = box->jobs[i];
-            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) return failed.store(true);
+            if (glm53_copy_async(job.destination, job.source, record_bytes, stream)) return false;
         }
-        if (cudaStreamSynchronize(stream) != cudaSuccess) return failed.store(true);
-        __atomic_store_n(&box->done, sequence, __ATOMIC_RELEASE);
+        return glm53::stream_write(stream, done, sequence, "the copier") == 0;
     }
 
     void serve() {
         cudaSetDevice(device);
-        uint32_t served = 0;
         int idle = 0;
         while (!stopping.load(std::memory_order_relaxed)) {
             const uint32_t posted = __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE);
-            if (posted != served) {
+            if (posted != served.load(std::memory_order_relaxed)) {
                 idle = 0;
-                copy(posted);
-                served = posted;
+                if (!copy(posted)) failed.store(true);
+                served.store(posted);
             } else if (++idle < glm53::kPollsBeforeNap) {
                 __builtin_ia32_pause();
             } else if (idle < glm53::kPollsBeforeNap + glm53::kNapsBeforeSleep) {
@@ -62,17 +64,14 @@ struct glm53_copier {
             }
         }
     }
-
-    bool all_done() const {
-        return __atomic_load_n(&box->posted, __ATOMIC_ACQUIRE) == __atomic_load_n(&box->done, __ATOMIC_ACQUIRE);
-    }
 };
 
-extern "C" int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, glm53_copier** copier) {
+extern "C" int glm53_copier_create(uint64_t box_host, uint64_t record_bytes, uint32_t* done, glm53_copier** copier) {
     using namespace glm53;
     auto* made = new glm53_copier{};
     made->box = reinterpret_cast<CopyBox*>(box_host);
     made->record_bytes = record_bytes;
+    made->done = reinterpret_cast<uint64_t>(done);
     int lowest = 0, highest = 0;  // streams of another priority have other queues
     if (check(cudaGetDevice(&made->device), "cudaGetDevice") ||
         check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange") ||
@@ -102,8 +101,10 @@ extern "C" int glm53_copier_destroy(glm53_copier* copier) {
 extern "C" int glm53_copier_failed(const glm53_copier* copier) { return copier->failed.load(); }
 
 extern "C" int glm53_copier_drain(const glm53_copier* copier, int32_t limit_ms, int32_t* idle) {
+    using namespace glm53;
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(limit_ms);
-    while (!(*idle = copier->all_done()) && !copier->failed.load() && std::chrono::steady_clock::now() < until)
-        std::this_thread::sleep_for(glm53::kNap);
-    return 0;
+    const auto served = [&] { return __atomic_load_n(&copier->box->posted, __ATOMIC_ACQUIRE) == copier->served.load(); };
+    while (!served() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kNap);
+    *idle = served();
+    return *idle ? check(cudaStreamSynchronize(copier->stream), "cudaStreamSynchronize") : 0;
 }

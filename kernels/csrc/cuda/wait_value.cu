@@ -32,4 +32,9 @@ int stream_wait(void* stream, uint64_t address, uint32_t value, const char* what
     return enqueue(operation, stream, address, value, CU_STREAM_WAIT_VALUE_GEQ, what);
 }
 
+int stream_write(void* stream, uint64_t address, uint32_t value, const char* what) {
+    static const ValueOperation operation = find("cuStreamWriteValue32");
+    return enqueue(operation, stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT, what);
+}
+
 }  // namespace glm53

@@ -7,4 +7,6 @@
 
 namespace glm53 {
 int stream_wait(void* stream, uint64_t address, uint32_t value, const char* what);
+// Write it, behind everything that was enqueued before.
+int stream_write(void* stream, uint64_t address, uint32_t value, const char* what);
 }  // namespace glm53

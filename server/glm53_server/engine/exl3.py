@@ -256,4 +256,6 @@ def _cpu_lane(loaded: LoadedModel, kernels: CudaKernels, plan: Plan, tier: CpuTi
         threads=plan.cpu.threads, cpus=plan.cpu.cpus[: plan.cpu.threads], precision="fast"
     )
     start = SplitState(LaneCosts(2e-4, 2e-4, 5e-5), 0.5, frozen=tier.frozen_split)
-    return build_cpu_lane(loaded, kernels, pool, start)
+    lane = build_cpu_lane(loaded, kernels, pool, start)
+    lane.own_kernels = tier.own_kernels
+    return lane

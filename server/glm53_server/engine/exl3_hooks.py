@@ -29,7 +29,7 @@ class LayerHook:
     def routing_fn(self, rows: int, cfg: Any, y: torch.Tensor, params: dict[str, Any]) -> Any:
         picks, weights = self._route(rows, cfg, y, params)
         if not params.get("activate_all_experts"):
-            self._tiers.on_route(self._layer, picks, weights, y)
+            return self._tiers.on_route(self._layer, picks, weights, y)
         return picks, weights
 
     def cpu_split_combine(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ from glm53_server.engine.exl3_contract import UnsupportedExllamav3, check_static
 from glm53_server.engine.exl3_dummy import DummyValues
 from glm53_server.engine.exl3_hooks import LayerHook, PassHook, ResidualWatch
 from glm53_server.engine.exl3_loader import ExpertLoader
+from glm53_server.engine.exl3_tables import table_differences
 from glm53_server.moe.arena import ExpertArena
-from glm53_server.moe.cpu_tier import ExpertScales, ExpertShape
+from glm53_server.moe.cpu_tier import ExpertScales
+from glm53_server.moe.expert_shape import ExpertShape
+from glm53_server.moe.gpu_experts import ExpertPointers
 from glm53_server.moe.layer import ExpertTiers
 from glm53_server.moe.pressure import LEAST_FREE_BYTES
+from glm53_server.moe.routers import Gate, Routers
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,15 @@ def tables_of(block: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
+def expert_pointers(block: Any) -> ExpertPointers:
+    """All nine pointer tables of one block."""
+
+    def three(linears: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return linears.ptrs_trellis, linears.ptrs_suh, linears.ptrs_svh
+
+    return ExpertPointers(three(block.multi_gate), three(block.multi_up), three(block.multi_down))
+
+
 def expert_scales(block: Any) -> ExpertScales:
     """Host copies of one block's suh and svh vectors: fp16 [experts, features]."""
 
@@ -179,37 +192,17 @@ def expert_shape(block: Any) -> ExpertShape:
     )
 
 
-class RouterGuess:
-    """A Guess: the later layer's own router on the earlier layer's input, in buffers of its own.
+def routers_of(loaded: LoadedModel) -> Routers:
+    """All blocks' routers, for the look-ahead.
 
-    Of several rows, the experts with the best score of any row.
-    Make it after the warm-up, so that the routers' lazily built tensors are shared, not built again.
+    Call it after the warm-up: the transposed gates and the biases are built lazily, by the first pass.
     """
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        from exllamav3.modules.block_sparse_mlp_routing import routing_dots
-
-        self._route = routing_dots
-        self._biases = [block.routing_cfg.e_score_bias_h for block in moe_blocks(loaded)]
-        self._configs = [
-            replace(
-                block.routing_cfg,
-                router_logits_bsz1=torch.empty_like(block.routing_cfg.router_logits_bsz1),
-                routing_weights_bsz1=torch.empty_like(block.routing_cfg.routing_weights_bsz1),
-                selected_experts_bsz1=torch.empty_like(block.routing_cfg.selected_experts_bsz1),
-            )
-            for block in moe_blocks(loaded)
-        ]
-
-    def __call__(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
-        config, bias = self._configs[layer], self._biases[layer]
-        if x.shape[0] == 1:
-            picks, _ = self._route(1, config, x, {})
-            return picks
-        scores = torch.matmul(x, config.gate_tensor).sigmoid_()
-        if bias is not None:
-            scores += bias
-        return scores.amax(0).topk(config.num_experts_per_tok).indices
+    gates: list[Gate] = []
+    for block in moe_blocks(loaded):
+        config, transposed = block.routing_cfg, block.routing_cfg.gate_tensor_t
+        weight = config.gate_tensor if transposed is None else transposed.T
+        gates.append(Gate(weight, config.e_score_bias_h, config.num_experts_per_tok))
+    return Routers(gates)
 
 
 def check_loaded(loaded: LoadedModel) -> None:
@@ -233,24 +226,9 @@ def check_loaded(loaded: LoadedModel) -> None:
             or block.experts_cfg.min_expert != -1
         ):
             wrong.append(f"{block.key}: stock CPU offload or a split is active")
-        wrong += _table_differences(loaded.arena, row, block)
+        wrong += table_differences(loaded.arena, row, block.key, tables_of(block))
     if wrong:
         raise UnsupportedExllamav3(wrong)
-
-
-def _table_differences(arena: ExpertArena, row: int, block: Any) -> list[str]:
-    layout = arena.layout
-    first = arena.home + row * layout.layer_bytes
-    wrong: list[str] = []
-    for part, table in enumerate(tables_of(block)):
-        expected = [
-            first + e * layout.record_bytes + layout.offsets[part] for e in range(layout.experts)
-        ]
-        if table.dtype != torch.int64 or not table.is_cuda or not table.is_contiguous():
-            wrong.append(f"{block.key}: pointer table {part} has another layout")
-        elif table.tolist() != expected:
-            wrong.append(f"{block.key}: pointer table {part} does not point into the arena")
-    return wrong
 
 
 def watch_residual(loaded: LoadedModel, flag: torch.Tensor) -> None:

@@ -13,22 +13,25 @@ from glm53_kernels import CpuKernels
 from glm53_kernels.cuda import CudaKernels
 from glm53_server.engine.exl3_model import (
     LoadedModel,
-    RouterGuess,
     attach,
+    expert_pointers,
     expert_scales,
     expert_shape,
     moe_blocks,
+    routers_of,
     tables_of,
 )
 from glm53_server.moe.calibrate import calibrate
 from glm53_server.moe.cpu_tier import CpuLane
+from glm53_server.moe.gpu_experts import GpuExperts
 from glm53_server.moe.layer import ExpertTiers
-from glm53_server.moe.lookahead import Guess, Lookahead
+from glm53_server.moe.lookahead import Lookahead
 from glm53_server.moe.prefill import PrefillStager
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.routing_trace import RoutingTrace
 from glm53_server.moe.slots import SlotMemory, plan_slots
 from glm53_server.moe.split import SplitState, balanced
+from glm53_server.moe.step_events import StepEvents
 from glm53ctl.plan import CpuTierPlan
 
 log = logging.getLogger(__name__)
@@ -99,11 +102,17 @@ def build_tiers(
         if budget.heat_file is not None and residency.load_heat(budget.heat_file):
             stager.warm_start()
     attach(loaded, tiers)
+    events = StepEvents(loaded.device)
+    if cpu_lane is not None and cpu_lane.own_kernels and cpu_lane.shape.on_gpu:
+        pointers = [expert_pointers(block) for block in moe_blocks(loaded)]
+        with torch.inference_mode():
+            cpu_lane.experts = GpuExperts(residency, pointers, cpu_lane.shape, events)
     with torch.inference_mode():
         if budget.lookahead and plan.total:  # last: its thread is the caller's to end
-            router = RouterGuess(loaded)
-            guess: Guess = router if trace is None else trace.guess_after(router)
-            tiers.lookahead = Lookahead(residency, guess, budget.lookahead)
+            guesses = None if trace is None else trace.guesses_for
+            tiers.lookahead = Lookahead(
+                residency, routers_of(loaded), budget.lookahead, events, guesses
+            )
     return tiers
 
 

@@ -17,6 +17,8 @@ import torch
 from glm53_kernels import CpuKernels, CpuTier, TierShape, TierStats
 from glm53_kernels.cuda import CudaKernels, StepStruct
 from glm53_server.moe.arena import ExpertArena
+from glm53_server.moe.expert_shape import ExpertShape
+from glm53_server.moe.gpu_experts import GpuExperts
 from glm53_server.moe.residency import Residency
 from glm53_server.moe.split import LaneSample, SplitState, track
 
@@ -24,6 +26,7 @@ WATCHDOG_MS = 3000
 TRACK_EVERY = 64  # decode steps between two looks at the counters
 # Of so many layers, in the step that is timed, one uses the link and one the CPU for sure.
 PROBE_LAYERS = 8
+LEAST_COPY_MS = 0.02  # a gather that moved anything takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +38,11 @@ class ExpertScales:
     down: tuple[torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
-    """Sizes of one routed expert. act_limit: the SwiGLU clamp, 0 for none."""
-
-    hidden: int
-    intermediate: int
-    bits: tuple[int, int, int]
-    act_limit: float
-    picks_per_row: int
-
-
 class CpuLane:
     """Owns the mailbox and the native tier. Engine thread only.
 
     `failed` turns true when a job timed out: the caller fails its requests and stops using the lane
-    until `recover` succeeds.
+    until `recover` succeeds. `experts`, when set, computes the GPU's part of a step; if not, stock does.
     """
 
     def __init__(
@@ -82,19 +74,24 @@ class CpuLane:
         self.pool = pool
         self.split = split
         self.enabled = True
+        self.own_kernels = True  # whether build_tiers shall make `experts`
+        self.experts: GpuExperts | None = None
         self._sequence = 0
         self._steps = 0
         self._seen = (0, 0, 0, 0, 0)
         self._busy_s = 0.0
+        self._probes = (
+            0  # other layers each time: where all is in slots by now, nothing can be timed
+        )
         self._timed_from: int | None = None  # admissions when the timing of copies began
-        # Of the timed step's layers: the end of the copies, the end of the GPU's expert kernels.
-        self._computed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        # Of the timed step's layers: beginning and end of the copies, the end of the GPU's expert kernels.
+        self._computed: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
         self.track_every = TRACK_EVERY
 
     def fill(self, step: StepStruct, x: torch.Tensor, weights: torch.Tensor) -> None:
         """Add the CPU tier's part to a step: x fp16 [rows, hidden], weights fp16 [rows, picks]."""
         if not self.enabled:
-            step.mailbox = 0
+            step.mailbox = step.runs = 0
             return
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
         step.sequence = self._sequence
@@ -103,10 +100,11 @@ class CpuLane:
         step.x = x.data_ptr()
         step.weights = weights.data_ptr()
         step.mailbox = self._alias
+        step.runs = 0 if self.experts is None else self.experts.runs
         step.gpu_share = self.split.share
         step.dither = self.split.offset
 
-        probe = step.layer % PROBE_LAYERS
+        probe = (step.layer + self._probes) % PROBE_LAYERS
         if self._timed_from is None or probe > 1:
             return
         # A lane that gets nothing is measured all the same: it may have become the better one.
@@ -115,17 +113,30 @@ class CpuLane:
         else:
             step.gpu_share = step.dither = 0.0
 
+    def begin(
+        self, step: StepStruct, x: torch.Tensor, picks: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Enqueue all that `experts` does of a filled step with runs; returns the weights for stock's kernels."""
+        experts = self.experts
+        assert experts is not None
+        timed = experts.begin(step, (x, picks, weights), timed=self._timed_from is not None)
+        if timed is not None:
+            self._computed.append(timed)
+        return experts.no_weights[picks.shape[0]]
+
     def combine(self, residency: Residency, step: StepStruct, final: torch.Tensor) -> None:
         """Enqueue the wait and the addition for a filled step. final: float32 [..., hidden]."""
         if not step.mailbox:
-            return
+            return None
+        if step.runs and self.experts is not None:
+            return self.experts.end(step, final)
         stream = residency.stream()
         if self._timed_from is not None and residency.gather_times:
             computed = torch.cuda.Event(enable_timing=True)
             computed.record()
-            self._computed.append((residency.gather_times[-1][1], computed))
+            self._computed.append((*residency.gather_times[-1], computed))
         self._cuda.mailbox_wait(step, stream)
-        self._cuda.combine(residency.state, step, final.data_ptr(), stream)
+        return self._cuda.combine(residency.state, step, final.data_ptr(), stream)
 
     @property
     def shape(self) -> ExpertShape:
@@ -154,6 +165,7 @@ class CpuLane:
             return
         if (self._steps + 1) % self.track_every == 0 and residency.gather_times is None:
             self._timed_from = residency.counters()["admitted"]
+            self._probes += 1
             residency.gather_times = []
             self._computed = []
             return
@@ -166,10 +178,9 @@ class CpuLane:
         layers, hits, misses, experts, jobs = (a - b for a, b in zip(now, self._seen, strict=True))
         busy_s = stats.busy_ns / 1e9 - self._busy_s
         self._seen, self._busy_s = now, stats.busy_ns / 1e9
-        spans, self._computed = self._computed, []
+        kernel_calls, kernels_s = self._timed_kernels()
         sample = LaneSample(
-            layers, hits, misses, experts, jobs, busy_s, link_experts, link_busy_s,
-            len(spans), sum(copied.elapsed_time(done) for copied, done in spans) / 1e3,
+            layers, hits, misses, experts, jobs, busy_s, link_experts, link_busy_s, kernel_calls, kernels_s
         )  # fmt: skip
         self.split = track(self.split, sample)
 
@@ -183,6 +194,20 @@ class CpuLane:
             return 0, 0.0
         return admitted - began, sum(before.elapsed_time(after) for before, after in spans) / 1e3
 
+    def _timed_kernels(self) -> tuple[int, float]:
+        """(layers, seconds from the end of their copies to the end of the GPU's expert kernels).
+
+        Our own kernels run beside the copies: only a layer that copied something shows what comes after.
+        """
+        spans, self._computed = self._computed, []
+        least_ms = 0.0 if self.experts is None else LEAST_COPY_MS
+        times = [
+            ended.elapsed_time(computed)
+            for began, ended, computed in spans
+            if began.elapsed_time(ended) >= least_ms
+        ]
+        return len(times), sum(times) / 1e3
+
     def stats(self) -> dict[str, object]:
         """Counters for /stats (names of the existing deployment where the meaning is the same)."""
         stats = self._tier.stats()
@@ -190,6 +215,7 @@ class CpuLane:
         costs = self.split.costs
         return {
             "enabled": self.enabled,
+            "own_kernels": self.experts is not None,
             "isa": self.pool.isa,
             "threads": self.pool.threads,
             "host_jobs": stats.jobs,

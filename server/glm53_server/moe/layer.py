@@ -19,8 +19,10 @@ from glm53_server.moe.residency import Residency
 
 DECODE_ROWS = 8  # exllamav3's MAX_BSZN: the decode kernels take up to this many rows
 
-RouteOverride = Callable[[int, torch.Tensor], None]
-"""override(layer, picks): rewrite the picks in place (synthetic routing of dummy models)."""
+RouteOverride = Callable[[int, torch.Tensor], torch.Tensor]
+"""override(layer, picks): the picks to use, int64 [rows, picks] (synthetic routing of dummy models)."""
+RouteObserver = Callable[[int, torch.Tensor], None]
+"""observer(layer, picks): sees the picks and changes nothing."""
 
 
 class ExpertTiers:
@@ -43,7 +45,7 @@ class ExpertTiers:
         self.stager = stager
         self.cpu_lane = cpu_lane
         self.lookahead: Lookahead | None = None
-        self.recorder: RouteOverride | None = (
+        self.recorder: RouteObserver | None = (
             None  # sees the picks of decode steps, changes nothing
         )
         self.heat_file: Path | None = None
@@ -60,6 +62,7 @@ class ExpertTiers:
         """A forward pass begins, before its first MoE layer. cache_only: a prefill of the cache, which
         skips the last MoE; however few its rows, the CPU lane stays out, so that its bits are stock's."""
         self._prefilling = cache_only
+        self._join()
         if self.lookahead is not None:
             self.lookahead.new_pass(0 if cache_only or rows > DECODE_ROWS else rows)
         stager = self.stager
@@ -83,35 +86,52 @@ class ExpertTiers:
         if self.verify_each_step:
             self.residency.verify()
 
+    def _join(self) -> None:
+        if self.cpu_lane is not None and self.cpu_lane.experts is not None:
+            self.cpu_lane.experts.join()
+
     def drain(self) -> None:
-        """Wait for copies that were looked ahead, before slots are given away or memory moves."""
+        """Wait for copies under way, before slots are given away or memory moves."""
+        self._join()
         if self.lookahead is not None:
             self.lookahead.drain()
 
     def on_route(
         self, layer: int, picks: torch.Tensor, weights: torch.Tensor, x: torch.Tensor
-    ) -> None:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Routing of one layer is known: picks int64 and weights fp16 [rows, experts_per_token] on the
-        device, x fp16 [rows, hidden]. Weights of picks that the CPU computes are set to 0."""
+        device, x fp16 [rows, hidden]. Returns the picks and weights that stock's kernels shall use: weights
+        are 0 where somebody else computes."""
         if self._route_override is not None:
-            self._route_override(layer, picks)
+            picks = self._route_override(layer, picks)
         if picks.shape[0] <= DECODE_ROWS:
             if self.recorder is not None and not self._prefilling:
                 self.recorder(layer, picks)
-            ahead = self.lookahead
+            return picks, self._decode(layer, picks, weights, x)
+        if self.stager is not None and self.stager.passing:
+            self.stager.before_layer(layer)
+        return picks, weights
+
+    def _decode(
+        self, layer: int, picks: torch.Tensor, weights: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """Decide and copy; returns the weights for stock's kernels."""
+        step, ahead, lane = self._steps[layer], self.lookahead, self.cpu_lane
+        step.picks, step.num_picks = picks.data_ptr(), picks.numel()
+        step.mailbox = step.runs = 0
+        if lane is not None and not self._prefilling:
+            lane.fill(step, x, weights)
+        if lane is not None and step.runs:
+            weights = lane.begin(step, x, picks, weights)
+        else:
             if ahead is not None:
                 ahead.before_step()
-            step = self._steps[layer]
-            step.picks = picks.data_ptr()
-            step.num_picks = picks.numel()
-            step.mailbox = 0
-            if self.cpu_lane is not None and not self._prefilling:
-                self.cpu_lane.fill(step, x, weights)
             self.residency.decode_step(step)
             if ahead is not None:
-                ahead.after_step(layer, x, picks)
-        elif self.stager is not None and self.stager.passing:
-            self.stager.before_layer(layer)
+                ahead.copies_enqueued()
+        if ahead is not None:
+            ahead.after_step(layer, x, picks)
+        return weights
 
     def on_combine(self, layer: int, final: torch.Tensor) -> None:
         """The layer's expert kernels are enqueued; final is their sum, float32 [..., hidden]."""

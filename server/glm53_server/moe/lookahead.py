@@ -7,7 +7,7 @@ waits for them: the next step that finds them done takes them in, and a step tha
 waits for the rest of the copy, at most some milliseconds.
 
     compute  cache_step(l)  gather(l)          experts(l)  attention(l+1)  cache_step(l+1)
-    side     guess(l+1)               decide
+    ahead    guess(l+1)               decide
     copies                                   l+1 .................
 """
 
@@ -21,51 +21,77 @@ from collections.abc import Callable
 
 import torch
 
-from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, CudaKernels, StepStruct
+from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES, CudaKernels
+from glm53_kernels.cuda_experts import AheadStruct
 from glm53_server.moe.pace import Pace
 from glm53_server.moe.residency import Residency
+from glm53_server.moe.routers import Routers
+from glm53_server.moe.step_events import StepEvents
 
-Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
-"""guess(layer, x): expert ids int64 [n] of that layer for x fp16 [rows, hidden], best first, or None."""
-
+GuessOverride = Callable[[int, int], torch.Tensor]
+"""override(layer, rows): a fixed tensor that will hold the guess, int64 [n], best first (synthetic routing)."""
 
 AUTO = -1
 DRAIN_MS = 3000
 
 
 class Lookahead:
-    """Owns a side stream and a copy thread. All calls come from the engine thread, in layer order.
+    """Owns a side stream and a copy thread; one per residency. All calls come from the engine thread, in
+    layer order.
 
-    limit: experts copied per layer at most; AUTO follows what the steps take, for each number of rows.
+    routers may be None with an override only. limit: experts copied per layer at most; AUTO
+    follows what the steps take, for each number of rows. With an override the routers still run, for their time.
     """
 
-    def __init__(self, residency: Residency, guess: Guess, limit: int) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        routers: Routers | None,
+        limit: int,
+        events: StepEvents,
+        override: GuessOverride | None = None,
+    ) -> None:
         self._residency = residency
-        self._guess = guess
+        self._routers = routers
+        layers = residency.layout.layers
+        self._structs = [None] * layers if routers is None else routers.structs
+        self._override = override
+        self._events = events
         self.paces: dict[int, Pace] | None = {} if limit == AUTO else None
         self._pace: Pace | None = None
         self.limit = 1 if limit == AUTO else min(limit, MAX_COPIES)
         self._kernels = residency.kernels
+        self._compute = torch.cuda.current_stream(residency.device)
         self._stream = torch.cuda.Stream(residency.device)
-        self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
+        self._steps = [residency.new_step(layer) for layer in range(layers)]
+        for step in self._steps:
+            step.lookahead = 1
+        self._ahead = AheadStruct(
+            size=ctypes.sizeof(AheadStruct), stream=self._stream.cuda_stream,
+            routed=events.routed.cuda_event, copied=events.copied.cuda_event,
+            decided=events.decided.cuda_event,
+        )  # fmt: skip
+        self._sequence = 0
+        self._deciding = False  # a decision was enqueued that the compute stream has not waited for
         area = mmap.mmap(-1, -(-COPY_BOX_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE)
         box = ctypes.addressof(ctypes.c_char.from_buffer(area))
         residency.state.copy_box = self._kernels.host_register(box, len(area))
-        self._sequence = 0
-        self._deciding = False  # a decision was enqueued that no step has waited for
-        self._routed, self._gathered, self._decided = (torch.cuda.Event() for _ in range(3))
-        self._copier = self._kernels.copier_create(box, residency.layout.record_bytes)
+        self._copier = self._kernels.copier_create(
+            box, residency.layout.record_bytes, residency.state.copied
+        )
         # Also when nobody closes this object: its thread reads the area as long as it lives.
         self._ender = weakref.finalize(self, _end, self._kernels, self._copier, box, area)
 
     def new_pass(self, rows: int) -> None:
-        """A forward pass begins: take in what a broken-off pass left behind, and set the pace of a decode
-        step of so many rows; 0 is any other pass.
+        """A forward pass begins: set the pace of a decode step of so many rows; 0 is any other pass. What a
+        broken-off pass left behind is decided before this one.
         """
-        self.before_step()
-        if self.failed:
+        self._compute = torch.cuda.current_stream(self._residency.device)
+        self.wait()
+        if self.limit and self.failed:
             # What was under way never comes: its slots stay locked, and no step waits for it.
-            self._residency.state.copy_box, self.paces, self.limit = 0, None, 0
+            self._residency.forget_pending()
+            self.paces, self.limit = None, 0
         if self.paces is None:
             return
         pace = self.paces.setdefault(rows, Pace(rows)) if rows else None
@@ -83,48 +109,52 @@ class Lookahead:
         """Wait for the copies under way and take them in. Waits for the device. Raises RuntimeError when they
         do not end: their slots may not be given to anything else.
         """
-        self.before_step()
-        compute = torch.cuda.current_stream(self._residency.device)
-        compute.synchronize()
+        self._compute = torch.cuda.current_stream(self._residency.device)
+        self.wait()
+        self._compute.synchronize()
+        self._stream.synchronize()
         idle = self._kernels.copier_drain(self._copier, DRAIN_MS)
         if not idle and not self.failed:
             raise RuntimeError(f"copies that were looked ahead did not end within {DRAIN_MS} ms")
-        self._kernels.settle(self._residency.state, compute.cuda_stream)
+        self._kernels.settle(self._residency.state, self._compute.cuda_stream)
+
+    def wait(self) -> None:
+        """The compute stream is about to read or change residency: let it wait for the last decision."""
+        if self._deciding:
+            self._compute.wait_event(self._events.decided)
+            self._deciding = False
 
     def before_step(self) -> None:
-        """The compute stream is about to read or change residency: wait for the last decision."""
-        compute = torch.cuda.current_stream(self._residency.device)
-        if self._deciding:
-            compute.wait_event(self._decided)
-            self._deciding = False
-        self._routed.record(compute)
+        """The compute stream is about to decide a step itself."""
+        self.wait()
+        if self.limit:
+            self._events.routed.record(self._compute)
+
+    def copies_enqueued(self) -> None:
+        """And has enqueued that step's copies."""
+        if self.limit:
+            self._events.copied.record(self._compute)
 
     def after_step(self, layer: int, x: torch.Tensor, picks: torch.Tensor) -> None:
-        """This layer's copies are enqueued: guess and copy for the next layer beside its kernels.
+        """This layer's copies are enqueued, `routed` and `copied` will be recorded: guess and copy for the
+        next layer beside its kernels. Must come before the next step is enqueued, which may wait for these
+        copies: streams can share a queue of the card, where what is enqueued later stands behind that wait.
 
-        x: the layer's input fp16 [rows, hidden]; picks: what it computes with, int64.
+        x: the layer's input fp16 [rows, hidden]; picks: what it computes with, int64. Both may be overwritten
+        once the layer is through: a guess is only a guess, and then no slot of the layer is in use any more.
         """
         following = layer + 1
-        if following >= len(self._steps) or not self.limit:
+        if not self.limit or following >= len(self._steps):
             return
-        self._gathered.record(torch.cuda.current_stream(self._residency.device))
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._routed)
-            guessed = self._guess(following, x)
-            if guessed is None:
-                return
-            self._stream.wait_event(self._gathered)
-            self._decide(self._steps[following], guessed, picks)
-            self._decided.record(self._stream)
-        self._deciding = True
-
-    def _decide(self, step: StepStruct, guessed: torch.Tensor, picks: torch.Tensor) -> None:
-        self._sequence = (self._sequence + 1) & 0xFFFFFFFF
-        step.lookahead = 1
-        step.sequence, step.admit_limit = self._sequence, self.limit
-        step.picks, step.num_picks = guessed.data_ptr(), guessed.numel()
+        rows, step = x.shape[0], self._steps[following]
+        step.admit_limit, step.x, self._ahead.rows = self.limit, x.data_ptr(), rows
+        if self._override is not None:
+            guess = self._override(following, rows)
+            step.picks, step.num_picks = guess.data_ptr(), guess.numel()
         step.protected_picks, step.num_protected = picks.data_ptr(), picks.numel()
-        self._kernels.cache_step(self._residency.state, step, self._stream.cuda_stream)
+        self._sequence = step.sequence = self._sequence % 0xFFFFFFFF + 1  # 0 is none
+        self._deciding = True
+        self._kernels.look_ahead(self._residency.state, self._structs[following], step, self._ahead)
 
     def close(self) -> None:
         """End the copy thread. The GPU must have no step in flight. Idempotent."""

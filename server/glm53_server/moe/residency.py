@@ -23,6 +23,9 @@ from glm53_kernels.cuda import (
 from glm53_server.moe import heat as expert_heat
 from glm53_server.moe.arena import ExpertArena
 
+# A gather beside other kernels: each block keeps 32 KiB under way, and a link is full with about 100.
+COPY_BLOCKS = 16
+
 Tables = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """exllamav3's gate, up and down trellis pointer tables of one layer: int64 [experts], device."""
 
@@ -69,6 +72,7 @@ class Residency:
             "num_jobs": zeros(1, torch.int32),
             "num_cpu": zeros(1, torch.int32),
             "pending": zeros(2 + 2 * MAX_COPIES, torch.int32),
+            "copied": zeros(1, torch.int32),
         }
         self.slot_of = self._arrays["slot_of"]
         self.owner = self._arrays["owner"]
@@ -139,6 +143,10 @@ class Residency:
             self.kernels.slots_adopt(
                 self.state, first, keys.numel(), keys.data_ptr(), self.stream()
             )
+
+    def forget_pending(self) -> None:
+        """Copies that were looked ahead never end: no step waits for them, and their slots stay locked."""
+        self._arrays["pending"][0].fill_(0)
 
     def _now(self) -> torch.Tensor:
         """The decode step that the next cache step belongs to, as the kernels count: int64 [1]."""

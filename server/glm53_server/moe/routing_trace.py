@@ -64,8 +64,37 @@ def make_decode_trace(
     return trace
 
 
+class StepBuffers:
+    """One step of a trace for a number of rows: written once per step, read by every layer.
+
+    The addresses never change, so that captured CUDA graphs may read them. A write is enqueued behind the
+    readers of the step before, on the compute stream. Look-ahead reads guesses on a stream of its own; every
+    step waits for its decision, and what it read late would be another guess, never a wrong result.
+    """
+
+    def __init__(self, spec: TraceSpec, rows: int, device: torch.device) -> None:
+        shape = (spec.layers, rows, spec.picks)
+        self._rows = rows
+        self._picks = torch.zeros(shape, dtype=torch.int64, device=device)
+        shape = (spec.layers, spec.picks, rows)
+        self._guesses = torch.zeros(shape, dtype=torch.int64, device=device)
+        # A view made per call would cost more host time than the real model's router call.
+        self.picks = list(self._picks)
+        self.guesses = [guesses.flatten() for guesses in self._guesses]
+
+    def write(self, picks: torch.Tensor, guesses: torch.Tensor) -> None:
+        """Take a step over: picks [layers, streams, picks], guesses [layers, picks, streams]."""
+        self._picks.copy_(picks[:, : self._rows])
+        self._guesses.copy_(guesses[:, :, : self._rows])
+
+
 class RoutingTrace:
-    """A RouteOverride: writes the trace's picks over the router's. Layer 0 starts the next step."""
+    """A RouteOverride: returns the trace's picks for the router's. Layer 0 starts the next step.
+
+    In decode steps they lie in fixed buffers (StepBuffers), which layer 0 writes for all layers: the real
+    model spends no host time here, so that the trace may not either. A prompt's picks are written over the
+    router's.
+    """
 
     def __init__(self, spec: TraceSpec, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
@@ -83,12 +112,18 @@ class RoutingTrace:
         right = torch.rand(real.shape, generator=generator) < GUESS_RECALL
         # By rank, then by stream: the best guesses of all streams come first.
         self._guesses = torch.where(right, real, wrong).transpose(2, 3).contiguous().to(device)
+        self._buffers = [StepBuffers(spec, rows, device) for rows in range(1, spec.streams + 1)]
         self._spec = spec
         self._step = -1
 
+    def guesses_for(self, layer: int, rows: int) -> torch.Tensor:
+        """What is guessed for a layer of a step of so many rows: int64 [rows * picks], the best guesses of
+        all streams first. Always the same memory, which holds the step that such a layer 0 began last."""
+        return self._buffers[min(rows, self._spec.streams) - 1].guesses[layer]
+
     def guess(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
         """A Guess with the recall measured on the real model (GUESS_RECALL), wrong ones by popularity."""
-        return self._guesses[self._step, layer, :, : x.shape[0]].flatten().contiguous()
+        return self.guesses_for(layer, x.shape[0])
 
     def guess_after(self, router: Guess) -> Guess:
         """The trace's guess, at the cost of a real one: the router runs, and its answer is dropped."""
@@ -103,21 +138,28 @@ class RoutingTrace:
         """Begin at the first step again."""
         self._step = -1
 
-    def __call__(self, layer: int, picks: torch.Tensor) -> None:
+    def __call__(self, layer: int, picks: torch.Tensor) -> torch.Tensor:
+        """The picks to use, int64 [rows, picks], in place of the router's. On the compute stream."""
         rows = picks.shape[0]
         if rows > self._spec.streams:
-            source = self.prefill[layer]
-            for start in range(0, rows, source.shape[0]):
-                part = picks[start : start + source.shape[0]]
-                part.copy_(source[: part.shape[0]])
-            return
+            return self._over_prompt(layer, picks)
+        buffers = self._buffers[rows - 1]
         if layer == 0:
             self._step = (self._step + 1) % self._spec.steps
-        picks.copy_(self.decode[self._step, layer, :rows])
+            buffers.write(self.decode[self._step], self._guesses[self._step])
+        return buffers.picks[layer]
+
+    def _over_prompt(self, layer: int, picks: torch.Tensor) -> torch.Tensor:
+        source = self.prefill[layer]
+        for start in range(0, picks.shape[0], source.shape[0]):
+            part = picks[start : start + source.shape[0]]
+            part.copy_(source[: part.shape[0]])
+        return picks
 
 
 class RoutingRecorder:
-    """Keeps the picks of decode steps with exactly `streams` rows, on the device, until `steps` are full.
+    """A RouteObserver: keeps the picks of decode steps with exactly `streams` rows, on the device, until
+    `steps` are full.
 
     The result is what bench/replay_policies.py reads: int16 [steps, layers, streams, picks].
     """
