@@ -131,9 +131,12 @@ def lanes(generator, streams: int, tokens: int, trace, tiers, skip: int = 16) ->
     return figures
 
 
-def ceiling(costs: LaneCosts, layers: int, exact: Figures, fast: Figures) -> Figures:
+def ceiling(
+    costs: LaneCosts, layers: int, exact: Figures, fast: Figures, stock_kernels_ms: float
+) -> Figures:
     """What the measured lanes allow: both end together for the mean misses per layer, and the rest of the step
-    is as in exact mode. Without look-ahead, for the same number of streams.
+    is as in exact mode, whose expert kernels take stock_kernels_ms per layer after the copies. Without
+    look-ahead, for the same number of streams.
     """
     misses = fast["misses_per_token"] * fast["ms_per_step"] * fast["tok_per_s"] / 1e3 / layers
     both = costs.link_s + costs.cpu_s
@@ -142,13 +145,13 @@ def ceiling(costs: LaneCosts, layers: int, exact: Figures, fast: Figures) -> Fig
         + costs.kernels_s * costs.cpu_s
         + costs.fixed_s * costs.link_s
     )  # fmt: skip
-    rest_ms = exact["ms_per_step"] - exact["gather_ms_per_step"] - layers * costs.kernels_s * 1e3
+    rest_ms = exact["ms_per_step"] - exact["gather_ms_per_step"] - layers * stock_kernels_ms
     step_ms = rest_ms + layers * lane_ms
     return {
         "link_ms_per_expert": round(costs.link_s * 1e3, 4), "cpu_ms_per_expert": round(costs.cpu_s * 1e3, 4),
         "fixed_ms_per_layer": round(costs.fixed_s * 1e3, 4), "kernels_ms_per_layer": round(costs.kernels_s * 1e3, 4),
         "misses_per_layer": round(misses, 3), "lane_ms_per_layer": round(lane_ms, 4),
-        "rest_ms_per_step": round(rest_ms, 2), "ms_per_step": round(step_ms, 2),
+        "stock_kernels_ms_per_layer": stock_kernels_ms, "rest_ms_per_step": round(rest_ms, 2), "ms_per_step": round(step_ms, 2),
         "tok_per_s": round(fast["tok_per_s"] * fast["ms_per_step"] / step_ms, 2),
         "measured_share": round(step_ms / fast["ms_per_step"], 3),
     }  # fmt: skip
@@ -159,19 +162,22 @@ def await_file(path: Path | None) -> None:
         time.sleep(0.5)
 
 
-def with_stock_kernels(generator, trace, tiers, args: argparse.Namespace) -> Figures:
-    """Fast mode, but stock's kernels compute the GPU's experts after the copies."""
+def with_stock_kernels(generator, trace, tiers, args: argparse.Namespace, body: Figures) -> None:
+    """Fast mode, but stock's kernels compute the GPU's experts after the copies; then what the lanes allow."""
     lane = tiers.cpu_lane
-    own, lane.experts = lane.experts, None
-    lane.split = replace(lane.split, costs=replace(lane.split.costs, kernels_s=0.0))
-    figures = {
-        f"fast_c{n}_stock_kernels": lanes(
+    own, costs, lane.experts = lane.experts, lane.split.costs, None
+    lane.split = replace(lane.split, costs=replace(costs, kernels_s=0.0))
+    for n in (1, 2, 4):
+        body[f"fast_c{n}_stock_kernels"] = stock = lanes(
             generator, n, args.tokens, trace, tiers, skip=args.skip // 2
         )
-        for n in (1, 2, 4)
-    }
+        if {"exact", "fast"} <= set(args.plain):
+            exact, fast = (body[f"{mode}_c{n}_no_lookahead"] for mode in ("exact", "fast"))
+            kernels_ms = stock["kernels_ms_per_layer"]
+            name = "model_ceiling" if n == 1 else f"model_ceiling_c{n}"
+            body[name] = ceiling(costs, args.layers - 3, exact, fast, kernels_ms)
+            log(name, body[name])
     lane.experts = own
-    return figures
 
 
 def speed(args: argparse.Namespace) -> Figures:
@@ -223,13 +229,8 @@ def speed(args: argparse.Namespace) -> Figures:
             tiers.lookahead = None
             for n in (1, 2, 4) if ahead is not None and mode in args.plain else ():
                 body[f"{mode}_c{n}_no_lookahead"] = lanes(generator, n, args.tokens, trace, tiers)
-                if mode == "fast" and "exact" in args.plain:
-                    exact, fast = (body[f"{m}_c{n}_no_lookahead"] for m in ("exact", "fast"))
-                    name = "model_ceiling" if n == 1 else f"model_ceiling_c{n}"
-                    body[name] = ceiling(lane.split.costs, args.layers - 3, exact, fast)
-                    log(name, body[name])
             if mode == "fast" and args.stock_kernels:
-                body |= with_stock_kernels(generator, trace, tiers, args)
+                with_stock_kernels(generator, trace, tiers, args, body)
             tiers.lookahead = ahead
             save("fast-speed", body, args.out)
         calibrated = lane.split
