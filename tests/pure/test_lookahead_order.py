@@ -1,256 +1,190 @@
-"""Looking ahead on a card of paper: what may run beside what, and what is left when something breaks off."""
+"""A decode step on a card of paper: what may run beside what, and what is left when something breaks off."""
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from paper_card import COMPUTE, LAYERS, PICKS, Broken, Card, Event, Stage, Stream
 
-from glm53_kernels.cuda import MAX_COPIES, StepStruct
-from glm53_server.moe import lookahead
-from glm53_server.moe.lookahead import AUTO, Lookahead
+from glm53_kernels.cuda import CudaKernelError
+from glm53_server.moe import cpu_tier, lookahead
+from glm53_server.moe.lookahead import AUTO
 from glm53_server.moe.pace import MOST
-
-LAYERS, PICKS = 5, 8
-
-
-class Stream:
-    """Knows which work of every stream is done before its next one: a vector clock."""
-
-    made: list[Stream]
-
-    def __init__(self, *_: object) -> None:
-        self.seen: dict[int, int] = {}
-        self.cuda_stream = len(Stream.made)
-        Stream.made.append(self)
-
-    def wait_event(self, event: Event) -> None:
-        self.seen = {n: max(self.seen.get(n, 0), event.seen.get(n, 0)) for n in {*self.seen, *event.seen}}  # fmt: skip
-
-    def synchronize(self) -> None:
-        pass
-
-
-class Event:
-    def __init__(self) -> None:
-        self.seen: dict[int, int] = {}
-
-    def record(self, stream: Stream) -> None:
-        self.seen = dict(stream.seen)
-
-
-class Card:
-    """Kernels that read or change residency; each must come after the one before it, whatever its stream."""
-
-    def __init__(self) -> None:
-        self.work: list[str] = []
-        self.limits: list[int] = []
-        self.failed, self.idle, self.alive = False, True, 0
-        self._last = (0, 0)
-
-    def run(self, stream: int, what: str) -> None:
-        seen = Stream.made[stream].seen
-        on, count = self._last
-        assert seen.get(on, 0) >= count, f"{what} may overtake {self.work[-1]}"
-        seen[stream] = seen.get(stream, 0) + 1
-        self._last = stream, seen[stream]
-        self.work.append(what)
-
-    def cache_step(self, state: Any, step: StepStruct, stream: int) -> None:
-        if not step.lookahead:
-            return self.run(stream, f"step {step.layer}")
-        assert state.copy_box
-        assert 1 <= step.layer < LAYERS
-        assert 1 <= step.admit_limit <= MAX_COPIES
-        assert step.num_picks == step.num_protected == PICKS
-        self.limits.append(step.admit_limit)
-        return self.run(stream, f"guess {step.layer}")
-
-    def settle(self, state: Any, stream: int) -> None:
-        del state
-        self.run(stream, "settle")
-
-    def host_register(self, address: int, size: int) -> int:
-        del size
-        self.alive += 1
-        return address
-
-    def host_unregister(self, address: int) -> None:
-        del address
-        self.alive -= 1
-
-    def copier_create(self, box: int, size: int) -> int:
-        del box, size
-        self.alive += 1
-        return 7
-
-    def copier_destroy(self, copier: int) -> None:
-        assert copier == 7
-        self.alive -= 1
-
-    def copier_failed(self, copier: int) -> bool:
-        assert copier == 7
-        return self.failed
-
-    def copier_drain(self, copier: int, limit_ms: int) -> bool:
-        assert copier == 7
-        assert limit_ms > 0
-        return self.idle
+from glm53_server.moe.split import SplitState
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(Stream, "made", [], raising=False)
-    current = [Stream()]
-
-    @contextmanager
-    def entered(stream: Stream) -> Iterator[None]:
-        current.append(stream)
-        try:
-            yield
-        finally:
-            current.pop()
-
+    monkeypatch.setattr(Stream, "host", {}, raising=False)
+    monkeypatch.setattr(Event, "made", [], raising=False)
+    compute, properties = Stream(), SimpleNamespace(multi_processor_count=4)
+    assert compute.cuda_stream == COMPUTE
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: current[-1])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: compute)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+    class Tier:
+        mailbox_bytes = staticmethod(lambda pool, hidden: 4096)
+        reset = staticmethod(lambda: True)
+
+        def __init__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(cpu_tier, "CpuTier", Tier)
     return Card()
 
 
-def ahead_of(card: Card, limit: int, guess: Any = None) -> Lookahead:
-    residency: Any = SimpleNamespace(
-        kernels=card,
-        layout=SimpleNamespace(layers=LAYERS, record_bytes=64),
-        device=torch.device("cpu"),
-        state=SimpleNamespace(copy_box=0),
-        new_step=lambda layer: StepStruct(layer=layer),
-    )
-    picks = torch.arange(PICKS)
-    return Lookahead(residency, guess or (lambda layer, x: picks), limit)
+def change_settings(stage: Stage, chance: random.Random) -> None:
+    """What may change between two passes."""
+    residency, lane, ahead = stage.residency, stage.lane, stage.ahead
+    stage.tiers.hold_prefill = chance.random() < 0.3
+    residency.gather_times = [] if chance.random() < 0.1 else None
+    residency.gather_repeats = 3 if chance.random() < 0.1 else 1
+    residency.admit_limit = chance.choice([256, 256, 2])
+    if ahead.paces is None:
+        ahead.limit = chance.choice([0, 1, 3, 3])
+    if lane is not None:
+        lane.enabled = chance.random() < 0.7
+        share, offset = chance.choice([0.5, 0.25]), chance.choice([0.5, 0.75])
+        lane.split = SplitState(lane.split.costs, share, offset, frozen=True)
 
 
-class Broken(Exception):
-    """A forward pass that ends in its middle."""
+MODES = ("exact", "stock kernels", "own kernels")
 
 
-def forward(ahead: Lookahead, card: Card, rows: int, break_at: int = -1) -> None:
-    """A decode step as ExpertTiers makes it; it may break off at any of its calls."""
-    calls = 0
-
-    def here() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == break_at:
-            raise Broken
-
-    ahead.new_pass(rows)
-    x, picks = torch.zeros(rows, 4), torch.arange(PICKS)
-    for layer in range(LAYERS):
-        here()
-        ahead.before_step()
-        card.cache_step(None, StepStruct(layer=layer), 0)
-        here()
-        card.run(0, f"gather {layer}")
-        ahead.after_step(layer, x, picks)
-
-
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_changes_of_residency_run_beside_each_other(card: Card, seed: int) -> None:
-    """Passes of any number of rows, prefills, drains, passes that break off, a copy that fails."""
+def test_nothing_overtakes_what_it_needs(card: Card, seed: int, mode: str) -> None:
+    """Passes of any kind, with the lane and without; passes that break off; drains; timed copies."""
     chance = random.Random(seed)
-    ahead = ahead_of(card, chance.choice([AUTO, 1, 3, 99]))
-    forward(ahead, card, 1)
-    for _ in range(60):
-        match chance.choice(["pass"] * 5 + ["break", "break", "prefill", "drain", "fail"]):
+    guesses = [torch.arange(PICKS), torch.arange(PICKS)]
+    override = chance.choice([None, lambda layer, rows: chance.choice(guesses)])
+    routers = override is None or chance.random() < 0.5
+    stage = Stage(card, mode, chance.choice([AUTO, 1]), override, routers=routers)
+    for _ in range(150):
+        change_settings(stage, chance)
+        match chance.choice(["pass"] * 8 + ["break"] * 3 + ["short prompt", "prompt", "drain"]):
             case "pass":
-                forward(ahead, card, chance.randrange(1, 9))
+                turns = (chance.randrange(2), chance.randrange(2), chance.randrange(2))
+                stage.forward(chance.choice([1, 1, 2]), turns)
             case "break":
-                with pytest.raises(Broken):
-                    forward(ahead, card, 1, chance.randrange(1, 2 * LAYERS + 1))
-            case "prefill":
-                ahead.new_pass(0)
-                ahead.drain()
-                card.run(0, "evict")
-            case "drain":
-                ahead.drain()
-                card.run(0, "shrink")
+                stage.break_off(chance.randrange(1, 9 * LAYERS))
+            case "short prompt":
+                stage.forward(2, cache_only=True)
+            case "prompt":
+                stage.forward(100)
             case _:
-                card.failed = card.failed or chance.random() < 0.2
-    assert {"settle", "guess 1"} <= set(card.work)
-    ahead.close()
-    assert card.alive == 0
+                stage.tiers.drain()
+                stage.residency.evict(0, 1, lock=False)
+    assert {"settle", "evict", "look ahead 1", "bring 1"} <= set(card.log)
+    assert ("guess 1" in card.log) is routers
+    assert ("combine 1" in card.log) is (mode != "exact")
 
 
-def test_one_that_nobody_closes_ends_its_thread_before_its_memory_goes(card: Card) -> None:
-    ahead = ahead_of(card, 1)
-    forward(ahead, card, 1)
-    assert card.alive == 2, "the thread and the registered memory"
-    del ahead
-    gc.collect()
-    assert card.alive == 0
+def test_stock_s_kernels_start_behind_the_copies(card: Card) -> None:
+    """In exact mode nothing but the look-ahead is beside the compute stream."""
+    stage = Stage(card, "exact", 2)
+    stage.forward(1)
+    expected = ["adopt"]
+    for layer in range(LAYERS):
+        expected += [f"{what} {layer}" for what in ("route", "step", "gather")]
+        if layer < LAYERS - 1:
+            expected += [f"{what} {layer + 1}" for what in ("guess", "look ahead", "bring")]
+        expected += [f"kernels {layer}"]
+    assert card.log == expected
 
 
-def test_it_is_closed_once(card: Card) -> None:
-    ahead = ahead_of(card, 1)
-    ahead.close()
-    ahead.close()
-    assert card.alive == 0
-    assert ahead._residency.state.copy_box == 0
+def test_a_look_ahead_begins_with_the_layer_s_copies_and_nobody_waits_for_its_own(
+    card: Card,
+) -> None:
+    """The kernels of the layer run beside it, and the next layer beside its copies."""
+    stage = Stage(card, "own kernels", 2)
+    stage.forward(1)
+    expected = ["adopt"]
+    for layer in range(LAYERS):
+        expected += [
+            f"route {layer}",
+            f"step {layer}",
+            f"gather {layer}",
+            *[f"kernels {layer}"] * 2,
+        ]
+        if layer < LAYERS - 1:
+            expected += [f"{what} {layer + 1}" for what in ("guess", "look ahead", "bring")]
+        expected += [f"answer {layer}", f"combine {layer}"]
+    assert card.log == expected
+    assert {step.admit_limit for step in card.ahead} == {2}
+    assert all(step.num_protected == PICKS for step in card.ahead)
+    compute = Stream.made[COMPUTE - 1].seen
+    assert card.passed(compute, "kernels")
+    assert not card.passed(compute, "bring")
 
 
-def test_layers_are_guessed_one_ahead_and_none_behind_the_last(card: Card) -> None:
-    forward(ahead_of(card, 2), card, 1)
-    expected = [f"{what} {layer + (what == 'guess')}" for layer in range(LAYERS) for what in ("step", "gather", "guess")]  # fmt: skip
-    assert card.work == expected[:-1]
-    assert card.limits == [2] * (LAYERS - 1)
+@pytest.mark.parametrize("mode", MODES)
+def test_slots_given_away_without_a_drain_are_noticed(card: Card, mode: str) -> None:
+    """The card of paper itself: it would see a drain that forgets the copies."""
+    stage = Stage(card, mode, 1)
+    stage.forward(1)
+    stage.ahead.wait()
+    Stream.made[COMPUTE - 1].synchronize()
+    with pytest.raises(AssertionError, match="evict may overtake bring 4"):
+        stage.residency.evict(0, 1, lock=False)
 
 
-def test_no_answer_is_no_guess(card: Card) -> None:
-    ahead = ahead_of(card, 2, guess=lambda layer, x: None)
-    forward(ahead, card, 1)
-    forward(ahead, card, 1)
-    assert card.limits == []
+def test_a_layer_that_was_not_joined_is_noticed(card: Card) -> None:
+    stage = Stage(card, "own kernels", 0)
+    stage.break_off(4)
+    with pytest.raises(AssertionError, match="evict may overtake step 0"):
+        stage.residency.evict(0, 1, lock=False)
+    stage.tiers.drain()
+    stage.residency.evict(0, 1, lock=False)
 
 
-def test_after_a_failed_copy_nothing_is_guessed_and_no_step_waits(card: Card) -> None:
-    for limit in (AUTO, 3):
-        ahead = ahead_of(card, limit)
-        forward(ahead, card, 1)
-        card.failed, card.idle, card.limits = True, False, []
-        for _ in range(3):
-            forward(ahead, card, 1)
-        ahead.drain()  # what never comes is not waited for
-        assert card.limits == []
-        assert ahead.limit == 0
-        assert ahead._residency.state.copy_box == 0
-        card.failed, card.idle = False, True
+def test_inputs_of_a_layer_that_broke_off_are_kept_until_it_is_joined(card: Card) -> None:
+    """Stock's allocator would give their memory to what comes next on the compute stream."""
+    stage = Stage(card, "own kernels", 0)
+    stage.break_off(4)
+    assert stage.lane is not None
+    assert stage.lane.experts is not None
+    picks, weights, x = stage.inputs[0]
+    kept = {tensor.data_ptr() for tensor in stage.lane.experts._held}
+    assert kept == {picks.data_ptr(), weights.data_ptr(), x.data_ptr()}
+    stage.tiers.drain()
+    assert stage.lane.experts._held == ()
 
 
-def test_copies_that_do_not_end_keep_their_slots(card: Card) -> None:
-    """What drains is about to give slots or memory away: it must not."""
-    ahead = ahead_of(card, 1)
-    forward(ahead, card, 1)
-    card.idle = False
-    with pytest.raises(RuntimeError, match="did not end within"):
-        ahead.drain()
-    assert "settle" not in card.work
-    card.idle = True
-    ahead.drain()
-    assert card.work[-1] == "settle"
+def test_a_guess_that_fails_leaves_nothing_to_wait_for(card: Card) -> None:
+    def guess(layer: int, rows: int) -> torch.Tensor:
+        raise Broken
+
+    stage = Stage(card, "exact", 1, guess)
+    with pytest.raises(Broken):
+        stage.forward(1)
+    stage.tiers.drain()
+    assert card.ahead == []
+
+
+@pytest.mark.parametrize("limit", [AUTO, 2])
+def test_nothing_is_looked_ahead_any_more_when_a_copy_failed(card: Card, limit: int) -> None:
+    stage = Stage(card, "own kernels", limit)
+    stage.forward(1)
+    before = len(card.ahead)
+    stage.residency._arrays["pending"][0] = 2
+    card.copier_broken = True
+    for _ in range(3):
+        stage.forward(1)
+    assert len(card.ahead) == before > 0
+    assert stage.residency._arrays["pending"][0] == 0
 
 
 def test_every_number_of_rows_has_its_own_pace(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams come and go: two share well with many copies, one with none. Prefills take long."""
     now_s = [0.0]
     monkeypatch.setattr(lookahead.time, "monotonic", lambda: now_s[0])
-    ahead = ahead_of(card, AUTO)
+    ahead = Stage(card, "exact", AUTO).ahead
     assert ahead.paces is not None
     for turn in range(120):
         rows = 1 + turn % 2
@@ -266,10 +200,23 @@ def test_every_number_of_rows_has_its_own_pace(card: Card, monkeypatch: pytest.M
 
 def test_rows_that_change_at_every_step_start_as_the_rows_say(card: Card) -> None:
     """No step follows one of its kind: nothing is measured, and nothing goes wrong."""
-    ahead = ahead_of(card, AUTO)
+    ahead = Stage(card, "exact", AUTO).ahead
     assert ahead.paces is not None
     for step in range(2000):
         rows = 1 + step % 8
         ahead.new_pass(rows)
         assert ahead.limit == min(rows, MOST)
     assert all(pace.took_s == {} for pace in ahead.paces.values())
+
+
+@pytest.mark.parametrize("refused", range(1, 16))
+def test_a_layer_that_the_driver_refused_in_its_middle(card: Card, refused: int) -> None:
+    """A full card refuses what loads a kernel; the engine goes on after that."""
+    stage = Stage(card, "own kernels", 0)
+    card.until_refusal = refused
+    with pytest.raises(CudaKernelError):
+        stage.forward(1)
+    stage.tiers.drain()
+    stage.residency.evict(0, 1, lock=False)
+    for _ in range(3):
+        stage.forward(1)

@@ -97,9 +97,13 @@ class GpuExperts:
         self._held: tuple[torch.Tensor, ...] = ()
 
     def join(self) -> None:
-        """Let the compute stream wait for a layer that a broken-off pass never ended."""
+        """Let the compute stream wait for a layer that a broken-off pass never ended, and that may have been
+        enqueued in part only: for all that is on our streams.
+        """
         if self._held:
-            torch.cuda.current_stream(self._residency.device).wait_event(self._computed)
+            compute = torch.cuda.current_stream(self._residency.device)
+            compute.wait_stream(self._side)
+            compute.wait_stream(self._copies)
             self._held = ()
 
     def begin(
