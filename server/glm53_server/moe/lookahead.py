@@ -88,7 +88,7 @@ class Lookahead:
         """
         self._compute = torch.cuda.current_stream(self._residency.device)
         self.wait()
-        if self.limit and self.failed:
+        if (self.limit or self.paces is not None) and self.failed:
             # What was under way never comes: its slots stay locked, and no step waits for it.
             self._residency.forget_pending()
             self.paces, self.limit = None, 0
