@@ -127,8 +127,6 @@ class CudaKernels:
             "combine": (state, step, pointer, pointer),
             "gather": (state, integer, pointer),
             "experts_prepare": (experts,),
-            "experts_run": (experts, step, integer, pointer),
-            "experts_combine": (state, experts, step, pointer, pointer),
             "layer_begin": (state, experts, step, fork, pointer),
             "layer_end": (state, experts, step, fork, pointer, pointer),
             "guess": (router, pointer, integer, pointer),
@@ -170,33 +168,18 @@ class CudaKernels:
         """Make the kernels of such a layer ready; refuses shapes and bits that they cannot do."""
         self._check(self._lib.glm53_experts_prepare(model))
 
-    def experts_run(self, model: ExpertsStruct, step: StepStruct, place: int, stream: int) -> None:
-        """Compute a step's picks whose experts were there (place 0), or that it admitted (place 1)."""
-        self._check(self._lib.glm53_experts_run(model, step, place, stream))
-
-    def experts_combine(
-        self,
-        state: ResidencyStruct,
-        model: ExpertsStruct,
-        step: StepStruct,
-        final: int,
-        stream: int,
-    ) -> None:
-        """Add what the GPU and the CPU tier computed to float32 [rows, hidden] at `final`."""
-        self._check(self._lib.glm53_experts_combine(state, model, step, final, stream))
-
     def layer_begin(
         self, state: ResidencyStruct, model: ExpertsStruct, step: StepStruct, fork: ForkStruct,
         stream: int,
     ) -> None:  # fmt: skip
-        """Once the inputs on `stream` are there: cache_step, gather and experts_run, beside it."""
+        """Once the inputs on `stream` are there: cache_step, gather and the GPU's experts, beside it."""
         self._check(self._lib.glm53_layer_begin(state, model, step, fork, stream))
 
     def layer_end(
         self, state: ResidencyStruct, model: ExpertsStruct, step: StepStruct, fork: ForkStruct,
         final: int, stream: int,
     ) -> None:  # fmt: skip
-        """Wait for that and for the CPU tier, then experts_combine."""
+        """Wait for that and for the CPU tier, and add all to float32 [rows, hidden] at `final`."""
         self._check(self._lib.glm53_layer_end(state, model, step, fork, final, stream))
 
     def gather(self, state: ResidencyStruct, blocks: int, stream: int) -> None:

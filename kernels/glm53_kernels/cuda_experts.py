@@ -8,7 +8,7 @@ MOST_RUNS = 64  # kMostRuns of csrc/core/expert_runs.h: picks of one step, at mo
 RUN_ROWS = 8
 RUN_LIST_BYTES = 4 * (2 + MOST_RUNS * (2 + RUN_ROWS) + MOST_RUNS)  # sizeof(RunList)
 BLOCK = 128  # features are multiples of it
-MOST_SLICES = 8  # kMostSlices of csrc/cuda/experts.cu
+MOST_SLICES = 8  # kMostSlices of csrc/core/expert_runs.h
 
 
 class ExpertsStruct(ctypes.Structure):

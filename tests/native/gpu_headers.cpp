@@ -1,4 +1,5 @@
 // The parts of the GPU's expert kernels that are plain C++, for ctypes.
+#include "core/copy_box.h"
 #include "core/expert_runs.h"
 #include "core/trellis_window.h"
 #include "cpu/trellis.h"
@@ -33,3 +34,8 @@ extern "C" void list(const int32_t* expert, const int32_t* place, int32_t n, int
     }
 }
 extern "C" int list_bytes() { return sizeof(RunList); }
+extern "C" int most_runs() { return kMostRuns; }
+extern "C" int run_rows() { return kRunRows; }
+extern "C" int most_slices() { return kMostSlices; }
+extern "C" int box_bytes() { return sizeof(CopyBox); }
+extern "C" int copy_jobs() { return kCopyJobs; }

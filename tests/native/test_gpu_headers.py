@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glm53_kernels.cuda_experts import MOST_RUNS, RUN_LIST_BYTES, RUN_ROWS
+from glm53_kernels.cuda import COPY_BOX_BYTES, MAX_COPIES
+from glm53_kernels.cuda_experts import MOST_RUNS, MOST_SLICES, RUN_LIST_BYTES, RUN_ROWS
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "kernels" / "csrc"
@@ -54,11 +55,18 @@ def test_a_lane_holds_what_the_matrix_instruction_wants_from_it(headers: ctypes.
                 assert headers.operand_column(lane, register, half) == headers.input_of(t)
 
 
+def test_the_bindings_allocate_what_the_kernels_use(headers: ctypes.CDLL) -> None:
+    assert headers.list_bytes() == RUN_LIST_BYTES
+    assert (headers.most_runs(), headers.run_rows()) == (MOST_RUNS, RUN_ROWS)
+    assert headers.most_slices() == MOST_SLICES
+    assert headers.box_bytes() <= COPY_BOX_BYTES
+    assert headers.copy_jobs() == MAX_COPIES
+
+
 def runs_of(
     headers: ctypes.CDLL, expert: list[int], place: list[int], rows: int
 ) -> tuple[list, list]:
     """(runs of residents, runs of arriving ones) as (expert, picks)."""
-    assert headers.list_bytes() == RUN_LIST_BYTES
     out = np.zeros(RUN_LIST_BYTES // 4, np.int32)
     experts, places = np.array(expert, np.int32), np.array(place, np.int32)
     headers.list(*(ctypes.c_void_p(a.ctypes.data) for a in (experts, places)), len(expert), rows,

@@ -143,16 +143,9 @@ def test_guesses_are_of_this_step_and_come_best_first_of_all_streams(full: Routi
     assert share == pytest.approx(GUESS_RECALL, abs=0.03)
 
 
-def test_the_guess_runs_the_router_and_drops_its_answer() -> None:
+def test_rows_beyond_the_streams_get_the_guess_of_all_streams() -> None:
     trace = RoutingTrace(SMALL, CPU)
-    asked: list[int] = []
-
-    def router(layer: int, x: torch.Tensor) -> torch.Tensor:
-        asked.append(layer)
-        return x
-
-    guess = trace.guess_after(router)
-    routed(trace, 0, 2)
-    assert guess(1, torch.zeros(2, 5)) is trace.guesses_for(1, 2)
-    assert guess(1, torch.zeros(7, 5)) is trace.guesses_for(1, SMALL.streams)
-    assert asked == [1, 1]
+    routed(trace, 0, SMALL.streams)
+    wanted = trace.guesses_for(1, SMALL.streams)
+    assert trace.guesses_for(1, SMALL.streams + 3) is wanted
+    assert wanted.shape == (SMALL.streams * SMALL.picks,)

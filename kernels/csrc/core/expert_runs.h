@@ -11,6 +11,9 @@ namespace glm53 {
 constexpr int kRunRows = 8;    // rows of one run: a matrix instruction takes as many
 constexpr int kMostRuns = 64;  // rows * experts per token, and then some
 
+// Slices of a sum over the inputs. What has just arrived is awaited, and few: more of the card works on it.
+constexpr int kSlices = 4, kMostSlices = 8;
+
 // Where a pick's expert is: in its slot, on its way there, or not on the GPU in this step.
 enum PickPlace : int32_t { kResident = 0, kArriving = 1, kElsewhere = 2 };
 

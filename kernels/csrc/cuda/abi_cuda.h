@@ -1,6 +1,6 @@
 /* The contract of libglm53_cuda.so. Every pointer is a device address unless it says host. Nothing
- * here allocates or synchronises, the copier's life apart; the stream is a cudaStream_t. 0 is success, everything else has its text in
- * glm53_cuda_last_error(). */
+ * here allocates or synchronises, the copier's life apart; the stream is a cudaStream_t. 0 is success, everything
+ * else has its text in glm53_cuda_last_error(). */
 #pragma once
 #include <stdint.h>
 

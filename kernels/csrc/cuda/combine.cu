@@ -11,17 +11,20 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kFewThreads = 64;  // more blocks: each thread waits for a word per pick
 
+__device__ void add(float4& sum, const float4& part, float weight = 1.0f) {
+    sum.x += weight * part.x;
+    sum.y += weight * part.y;
+    sum.z += weight * part.z;
+    sum.w += weight * part.w;
+}
+
 __global__ void combine(const glm53_residency state, const glm53_step step, float* __restrict__ final,
                         const int quads) {
     const int i = blockIdx.x * kThreads + threadIdx.x;
     if (*state.num_cpu == 0 || i >= quads) return;
     const float4* out = reinterpret_cast<const float4*>(step.mailbox + mailbox_out(step.hidden));
     float4 sum = reinterpret_cast<float4*>(final)[i];
-    const float4 part = __ldcv(out + i);
-    sum.x += part.x;
-    sum.y += part.y;
-    sum.z += part.z;
-    sum.w += part.w;
+    add(sum, __ldcv(out + i));
     reinterpret_cast<float4*>(final)[i] = sum;
 }
 
@@ -36,19 +39,11 @@ __global__ void combine_experts(const glm53_residency state, const glm53_experts
     for (int pick = row * step.per_row; pick < (row + 1) * step.per_row; ++pick) {
         const float weight = list.weight[pick];
         if (weight == 0.0f) continue;
-        const float4 y = reinterpret_cast<const float4*>(model.y)[static_cast<size_t>(pick) * quads + i];
-        sum.x += weight * y.x;
-        sum.y += weight * y.y;
-        sum.z += weight * y.z;
-        sum.w += weight * y.w;
+        add(sum, reinterpret_cast<const float4*>(model.y)[static_cast<size_t>(pick) * quads + i], weight);
     }
     if (*state.num_cpu != 0) {
         const float4* out = reinterpret_cast<const float4*>(step.mailbox + mailbox_out(step.hidden));
-        const float4 part = __ldcv(out + static_cast<size_t>(row) * quads + i);
-        sum.x += part.x;
-        sum.y += part.y;
-        sum.z += part.z;
-        sum.w += part.w;
+        add(sum, __ldcv(out + static_cast<size_t>(row) * quads + i));
     }
     *to = sum;
 }

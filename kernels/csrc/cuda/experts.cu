@@ -15,8 +15,6 @@
 namespace glm53 {
 namespace {
 
-// Slices of a sum over the inputs. What has just arrived is awaited, and few: more of the card works on it.
-constexpr int kSlices = 4, kMostSlices = 8;
 constexpr int kBlocksPerProcessor = 3;
 
 // Inputs `first` .. `first + count - 1` of slice `part`, in whole blocks of 128.

@@ -10,7 +10,7 @@ namespace glm53 {
 
 // What the GPU computes itself, for experts.cu. Whole block.
 __device__ inline void list_runs(const glm53_step& step, const int32_t* expert, const int32_t* resident,
-                          const Admission* admissions, int admitted) {
+                                 const Admission* admissions, int admitted) {
     __shared__ int32_t place[kMostRuns];
     __shared__ bool first[kMostRuns];
     RunList* list = static_cast<RunList*>(step.runs);

@@ -80,9 +80,8 @@ class CpuLane:
         self._steps = 0
         self._seen = (0, 0, 0, 0, 0)
         self._busy_s = 0.0
-        self._probes = (
-            0  # other layers each time: where all is in slots by now, nothing can be timed
-        )
+        # Other layers each time: where all experts are in slots by now, nothing can be timed.
+        self._probes = 0
         self._timed_from: int | None = None  # admissions when the timing of copies began
         # Of the timed step's layers: beginning and end of the copies, the end of the GPU's expert kernels.
         self._computed: list[tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []

@@ -62,8 +62,7 @@ class GpuExperts:
     ) -> None:
         self._residency = residency
         self._kernels = residency.kernels
-        self._pointers = pointers
-        self._events = events
+        self._pointers, self._events = pointers, events  # the structs hold their addresses
         device = residency.device
         self._scratch = _scratch(shape, device)
         self._runs = torch.zeros(RUN_LIST_BYTES // 4, dtype=torch.int32, device=device)
@@ -116,7 +115,7 @@ class GpuExperts:
         """
         self._held = inputs
         residency = self._residency
-        step.admit_limit = residency.admit_limit if residency.slots else 0
+        step.admit_limit = residency.most_admitted
         fork = self._fork
         fork.repeats = residency.gather_repeats if residency.slots else 0
         times, fork.began, fork.ended, fork.last = residency.gather_times, None, None, None

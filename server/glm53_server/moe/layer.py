@@ -45,9 +45,7 @@ class ExpertTiers:
         self.stager = stager
         self.cpu_lane = cpu_lane
         self.lookahead: Lookahead | None = None
-        self.recorder: RouteObserver | None = (
-            None  # sees the picks of decode steps, changes nothing
-        )
+        self.recorder: RouteObserver | None = None  # of decode steps
         self.heat_file: Path | None = None
         self._steps = [residency.new_step(layer) for layer in range(residency.layout.layers)]
         self.hold_prefill = False

@@ -96,6 +96,11 @@ class Residency:
         # Copy everything so many times: a link that is as many times narrower (fault tests, benches).
         self.gather_repeats = 1
 
+    @property
+    def most_admitted(self) -> int:
+        """Misses that a step may admit."""
+        return self.admit_limit if self.slots else 0
+
     def stream(self) -> int:
         """The compute stream: the one exllamav3 launches on."""
         return torch.cuda.current_stream(self.device).cuda_stream
@@ -103,7 +108,7 @@ class Residency:
     def decode_step(self, step: StepStruct) -> None:
         """Decide one layer's decode step, post the CPU tier's share, and copy the admitted experts."""
         stream = self.stream()
-        step.admit_limit = self.admit_limit if self.slots else 0
+        step.admit_limit = self.most_admitted
         self.kernels.cache_step(self.state, step, stream)
         if not self.slots:
             return

@@ -9,12 +9,9 @@ driven with the same picks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-Guess = Callable[[int, torch.Tensor], torch.Tensor | None]
 
 REPEAT_TARGET = 0.33
 # Share of a layer's picks that its own router names from the previous layer's input (public study).
@@ -67,8 +64,8 @@ def make_decode_trace(
 class StepBuffers:
     """One step of a trace for a number of rows: written once per step, read by every layer.
 
-    The addresses never change, so that captured CUDA graphs may read them. A write is enqueued behind the
-    readers of the step before, on the compute stream. Look-ahead reads guesses on a stream of its own; every
+    The memory stays the same, so that the views of it are made once. A write is enqueued behind the readers of
+    the step before, on the compute stream. Look-ahead reads guesses on a stream of its own; every
     step waits for its decision, and what it read late would be another guess, never a wrong result.
     """
 
@@ -117,22 +114,9 @@ class RoutingTrace:
         self._step = -1
 
     def guesses_for(self, layer: int, rows: int) -> torch.Tensor:
-        """What is guessed for a layer of a step of so many rows: int64 [rows * picks], the best guesses of
-        all streams first. Always the same memory, which holds the step that such a layer 0 began last."""
+        """What is guessed for a layer of a step of so many rows, with the recall measured on the real model
+        (GUESS_RECALL), wrong ones by popularity: int64 [rows * picks], the best guesses of all streams first. Always the same memory, which holds the step that such a layer 0 began last."""
         return self._buffers[min(rows, self._spec.streams) - 1].guesses[layer]
-
-    def guess(self, layer: int, x: torch.Tensor) -> torch.Tensor | None:
-        """A Guess with the recall measured on the real model (GUESS_RECALL), wrong ones by popularity."""
-        return self.guesses_for(layer, x.shape[0])
-
-    def guess_after(self, router: Guess) -> Guess:
-        """The trace's guess, at the cost of a real one: the router runs, and its answer is dropped."""
-
-        def guess(layer: int, x: torch.Tensor) -> torch.Tensor | None:
-            router(layer, x)
-            return self.guess(layer, x)
-
-        return guess
 
     def restart(self) -> None:
         """Begin at the first step again."""

@@ -21,7 +21,7 @@ HYSTERESIS = 0.02  # the share moves only when it differs by more
 class LaneCosts:
     """Seconds per expert on each lane, measured with both lanes busy, and each lane's fixed cost.
 
-    kernels_s: the GPU's own expert kernels of a layer, which run after the copies.
+    kernels_s: what the GPU's expert kernels take after the copies of a layer.
     """
 
     link_s: float
